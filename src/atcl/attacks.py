@@ -1,0 +1,134 @@
+"""Projected gradient ascent, written once: a start, a direction and a projection, climbing any scalar of the logits.
+
+    adv = pgd(model, x, lambda logits: F.cross_entropy(logits, guess), epsilon=8 / 255, step_size=2 / 255, steps=10, rng=rng)
+
+Images lie in [0, 1]. The budget belongs to the call, so one attack serves every epoch of a warm-up.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+Climb = Callable[[Tensor], Tensor]  # logits (n, K) -> scalar
+Start = Callable[[Tensor, "Tensor | float", "Norm", Generator], Tensor]  # x, epsilon, norm, rng -> where the ascent begins
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm supplies: a random point of the ball, the steepest direction, the way back into the ball."""
+
+    sample: Callable[[Tensor, Tensor | float, Generator], Tensor]
+    direction: Callable[[Tensor], Tensor]
+    project: Callable[[Tensor, Tensor | float], Tensor]
+
+
+def pgd(
+    model: Module,
+    x: Tensor,  # (n, C, H, W) in [0, 1]
+    climb: Climb,
+    *,
+    epsilon: Tensor | float,
+    step_size: Tensor | float,
+    steps: int,
+    norm: str = "linf",
+    start: str | Start = "uniform",
+    rng: Generator,
+) -> Tensor:
+    """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
+    geometry = NORMS[norm]
+    begin = STARTS[start] if isinstance(start, str) else start
+
+    def inside(adv: Tensor) -> Tensor:  # the box second: clipping towards x cannot leave the ball
+        return (x + geometry.project(adv - x, epsilon)).clamp(0, 1)
+
+    with evaluating(model), torch.enable_grad():
+        adv = inside(begin(x, epsilon, geometry, rng)).detach()
+        for _ in range(steps):
+            adv.requires_grad_()
+            (gradient,) = torch.autograd.grad(climb(model(adv)), adv)
+            adv = inside(adv.detach() + step_size * geometry.direction(gradient))
+    return adv
+
+
+def given(adv: Tensor) -> Start:
+    """Start the ascent from these images."""
+    return lambda x, epsilon, norm, rng: adv
+
+
+def margin(labels: Tensor, confidence: float = 50.0) -> Climb:
+    """Climb the best wrong logit over the right one until it leads by `confidence` (Carlini and Wagner)."""
+
+    def climb(logits: Tensor) -> Tensor:
+        right = logits.gather(1, labels[:, None])
+        wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True)
+        return -(right - wrong + confidence).clamp(min=0).sum()
+
+    return climb
+
+
+def divergence(clean: Tensor) -> Climb:
+    """Climb KL(clean || adv), the attack of TRADES, which needs no label at all."""
+    log_p = clean.detach().log_softmax(1)
+    return lambda logits: kl(log_p, logits.log_softmax(1)) * len(logits)
+
+
+def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return the mean over the batch of KL(p || q), both given as logarithms (n, K)."""
+    return (log_p.exp() * (log_p - log_q)).sum(1).mean()
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Put every part of the model into eval mode, and put each back as it was found."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _sample_linf(x: Tensor, epsilon: Tensor | float, rng: Generator) -> Tensor:
+    return (2 * torch.rand(x.shape, generator=rng, device=x.device) - 1) * epsilon
+
+
+def _sample_l2(x: Tensor, epsilon: Tensor | float, rng: Generator) -> Tensor:
+    direction = torch.randn(x.shape, generator=rng, device=x.device)
+    radius = torch.rand(len(x), generator=rng, device=x.device) ** (1 / x[0].numel())
+    return direction / _length(direction) * _per_image(radius, x) * epsilon
+
+
+def _project_linf(delta: Tensor, epsilon: Tensor | float) -> Tensor:
+    bound = torch.as_tensor(epsilon, device=delta.device, dtype=delta.dtype)
+    return delta.clamp(-bound, bound)
+
+
+def _project_l2(delta: Tensor, epsilon: Tensor | float) -> Tensor:
+    return delta * (epsilon / _length(delta)).clamp(max=1)
+
+
+def _length(delta: Tensor) -> Tensor:
+    # the floor keeps a zero gradient a zero direction instead of NaN
+    return _per_image(delta.flatten(1).norm(dim=1).clamp(min=1e-12), delta)
+
+
+def _per_image(value: Tensor, like: Tensor) -> Tensor:
+    return value.view(-1, *[1] * (like.ndim - 1))
+
+
+NORMS: dict[str, Norm] = {
+    "linf": Norm(_sample_linf, torch.sign, _project_linf),
+    "l2": Norm(_sample_l2, lambda gradient: gradient / _length(gradient), _project_l2),
+}
+
+STARTS: dict[str, Start] = {
+    "uniform": lambda x, epsilon, norm, rng: x + norm.sample(x, epsilon, rng),
+    "gaussian": lambda x, epsilon, norm, rng: x + 0.001 * torch.randn(x.shape, generator=rng, device=x.device),  # TRADES
+    "natural": lambda x, epsilon, norm, rng: x,
+}

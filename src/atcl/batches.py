@@ -1,0 +1,138 @@
+"""Images with their candidates, on the device, in shuffled and augmented batches. There is no field for the truth."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from atcl.errors import AtclError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step sees."""
+
+    index: Tensor  # (n,) positions in the dataset
+    x: Tensor  # (n, C, H, W) float in [0, 1]
+    candidates: Tensor  # (n, K) bool
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crop after padding, and random horizontal flip; the default changes nothing."""
+
+    padding: int = 0
+    """pixels of black added on each side before a random crop to the old size"""
+    flip: bool = False
+    """mirror half of the images"""
+
+    def __call__(self, x: Tensor, rng: Generator) -> Tensor:
+        if self.padding:
+            x = _random_crop(x, self.padding, rng)
+        if self.flip:
+            mirrored = torch.rand(len(x), 1, 1, 1, generator=rng, device=x.device) < 0.5
+            x = torch.where(mirrored, x.flip(3), x)
+        return x
+
+
+@dataclass(frozen=True)
+class WeakData:
+    """A training set whose only supervision is the matrix of candidates."""
+
+    x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]
+    candidates: Tensor  # (n, K) bool, the classes not ruled out
+    transition: Tensor | None = None  # (K, K) p(complementary = j | true = i), where it is known; None: uniform
+
+    def __post_init__(self) -> None:
+        x, candidates = self.x, self.candidates
+        if x.ndim != 4 or candidates.ndim != 2 or len(x) != len(candidates) or candidates.dtype != torch.bool:
+            raise AtclError(
+                f"training data are images (n, C, H, W) and candidates (n, K) of type bool; got {tuple(x.shape)} and "
+                f"{tuple(candidates.shape)} of type {candidates.dtype}"
+            )
+        if len(x) == 0 or x[0].numel() == 0:
+            raise AtclError(f"there is nothing to train on: the images have shape {tuple(x.shape)}")
+        if x.dtype != torch.uint8 and not (x.is_floating_point() and bool((x >= 0).all()) and bool((x <= 1).all())):
+            raise AtclError("training images must be uint8, or floats in [0, 1]")
+        remaining = candidates.sum(1)
+        if bool((remaining == 0).any()):
+            raise AtclError(f"image {int((remaining == 0).int().argmax())} has every class ruled out: leave at least one candidate")
+        if bool((remaining == candidates.shape[1]).any()):
+            raise AtclError(f"image {int((remaining == candidates.shape[1]).int().argmax())} has no class ruled out: it teaches nothing")
+        _check_transition(self.transition, candidates)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return self.candidates.shape[1]
+
+    @property
+    def single(self) -> bool:
+        """Whether each image has exactly one class ruled out."""
+        return bool((self.candidates.sum(1) == self.classes - 1).all())
+
+    def prior(self) -> Tensor:
+        """Return (K,): the share of each class among the complementary labels."""
+        counts = self.candidates.logical_not().sum(0)
+        return counts / counts.sum()
+
+    def batch(self, index: Tensor, augmentation: Augmentation, rng: Generator) -> Batch:
+        """Return the images at `index`, augmented, as floats, with their candidates."""
+        return Batch(index, augmentation(as_float(self.x[index]), rng), self.candidates[index])
+
+    def to(self, device: torch.device) -> "WeakData":
+        """Return the same data on a device."""
+        transition = None if self.transition is None else self.transition.to(device)
+        return replace(self, x=self.x.to(device), candidates=self.candidates.to(device), transition=transition)
+
+
+def rule_out(n: int, classes: int, complementary: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """Return candidates (n, K): all classes but the complementary label, or labels, of each image."""
+    if len(complementary) != n:
+        raise AtclError(f"there are {n} images but complementary labels for {len(complementary)}")
+    candidates = torch.ones(n, classes, dtype=torch.bool)
+    for row, labels in enumerate(complementary.tolist() if isinstance(complementary, Tensor) else complementary):
+        for label in [labels] if isinstance(labels, int) else labels:
+            if not 0 <= label < classes:
+                raise AtclError(f"image {row} has complementary label {label}, but the classes are 0 to {classes - 1}")
+            candidates[row, label] = False
+    return candidates
+
+
+def shuffled(n: int, batch_size: int, rng: Generator) -> Iterator[Tensor]:
+    """Yield the positions 0 to n - 1 in random order, `batch_size` at a time; the last batch may be smaller."""
+    yield from torch.randperm(n, generator=rng, device=rng.device).split(batch_size)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Return images as floats in [0, 1]."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+def _random_crop(x: Tensor, padding: int, rng: Generator) -> Tensor:
+    n, _, height, width = x.shape
+    padded = F.pad(x, [padding] * 4)
+    top, left = torch.randint(2 * padding + 1, (2, n, 1), generator=rng, device=x.device)
+    rows = top + torch.arange(height, device=x.device)  # (n, H)
+    columns = left + torch.arange(width, device=x.device)  # (n, W)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    # advanced indices around a slice put the channels last
+    return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def _check_transition(transition: Tensor | None, candidates: Tensor) -> None:
+    if transition is None:
+        return
+    classes = candidates.shape[1]
+    if transition.shape != (classes, classes) or bool((transition < 0).any()):
+        raise AtclError(f"a transition matrix is ({classes}, {classes}) with no negative entry; got shape {tuple(transition.shape)}")
+    if not torch.allclose(transition.sum(1), torch.ones(classes, device=transition.device), atol=1e-4):
+        raise AtclError("each row of a transition matrix sums to 1: row i is the distribution of the complementary label of class i")
+    impossible = candidates.logical_not().any(0) & (transition.sum(0) == 0)
+    if bool(impossible.any()):
+        raise AtclError(f"class {int(impossible.int().argmax())} is a complementary label in the data, but the transition matrix forbids it")

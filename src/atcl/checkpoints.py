@@ -1,0 +1,70 @@
+"""Checkpoints: one safetensors file for each of the last two epochs, whole or recognised as damaged."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from atcl.errors import AtclError
+from atcl.files import sync_folder, write_whole
+
+KEPT = 2
+_NAME = re.compile(r"stage-(\d+)-epoch-(\d+)-([0-9a-f]{16})\.safetensors")
+
+
+def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> Path:
+    """Write a checkpoint, whole, then drop all but the last two."""
+    content = packed(tensors)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"stage-{stage}-epoch-{epoch:04d}-{_digest(content)}.safetensors"
+    write_whole(path, content)
+    for old in stored(folder)[KEPT:]:
+        old.unlink()
+    sync_folder(folder)
+    return path
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> dict[str, Tensor] | None:
+    """Return the newest whole checkpoint, None where there is none at all; name each damaged one, and refuse where all are."""
+    paths = stored(folder)
+    for path in paths:
+        content = path.read_bytes()
+        if path.name.endswith(f"-{_digest(content)}.safetensors"):
+            return unpacked(content, path)
+        say(f"checkpoint {path} is damaged; going on from the one before it")
+    if paths:
+        raise AtclError(f"no checkpoint in {folder} is whole: move the folder away to start afresh")
+    return None
+
+
+def stored(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
+    found = [(int(match[1]), int(match[2]), path) for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def packed(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return tensors as the bytes of a safetensors file."""
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+
+
+def unpacked(content: bytes, path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, a format that cannot carry code."""
+    try:
+        return safetensors.torch.load(content)
+    except (SafetensorError, ValueError) as error:
+        raise AtclError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,128 @@
+"""What a person sees: live progress, and tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from atcl.experiments import HEADINGS
+from atcl.journal import Record
+from atcl.recipes import Recipe
+from atcl.runs import Run, Watcher
+from atcl.training import Stage
+
+Place = tuple[int, int]  # stage, epoch
+
+
+class Live(Watcher):
+    """A progress bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
+        self.costs: dict[Place, int] = {}
+        self.seconds = self.paid = 0.0
+
+    def __enter__(self) -> "Live":
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.bar.stop()
+
+    def begin(self, run: Run, stage: int, epoch: int) -> None:
+        """Show what is about to run."""
+        self.costs = {place: cost for place, cost in costs(run.recipe).items() if place > (stage, epoch)}
+        if epoch:
+            self.say(f"going on after epoch {epoch}" + (f" of stage {stage + 1}" if len(run.recipe.stages) > 1 else ""))
+        self.task = self.bar.add_task("starting", total=sum(self.costs.values()), left="")
+        self.total = sum(self.costs.values())
+        self.every = max(1, len(self.costs) // 20)
+
+    def epoch(self, record: Record) -> None:
+        """Show an epoch and how long the rest will take, reckoned by the attack steps that it still holds."""
+        self.paid += self.costs.get((record["stage"], record["epoch"]), 0)
+        self.seconds += record["seconds"]
+        left = self.seconds / max(self.paid, 1) * (self.total - self.paid)
+        line = described(record)
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
+        elif record["epoch"] % self.every == 0 or self.paid == self.total:
+            self.console.print(f"{line}  {clock(left)} left", highlight=False)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False)
+
+
+def costs(recipe: Recipe) -> dict[Place, int]:
+    """Return the price of each epoch in passes through the network: one, and one for each attack step."""
+    return {
+        (number, epoch): 1 + stage.phase(epoch).budget.steps for number, stage in enumerate(recipe.stages) for epoch in range(1, stage.epochs + 1)
+    }
+
+
+def described(record: Record) -> str:
+    """Return an epoch's record as one line."""
+    parts = [f"epoch {record['epoch']:>3}", f"epsilon {record['epsilon']:.3f}", f"gamma {record['gamma']:.2f}", f"loss {record['loss']:.3f}"]
+    if record["agreement"] is not None:
+        parts.append(f"agreement {100 * record['agreement']:.0f}%")
+    else:
+        parts.append(f"inside candidates {100 * record['inside']:.0f}%")
+    if "test_pgd20" in record:
+        parts.append(f"test pgd20 {record['test_pgd20']:.1f}%")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds, or hours and minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
+    """Return the accuracies of a result as a table."""
+    table = Table()
+    for heading in ("attack", "accuracy", "images", "seconds"):
+        table.add_column(heading, justify="left" if heading == "attack" else "right")
+    for name in names:
+        if one := result["metrics"].get(name):
+            table.add_row(HEADINGS.get(name, name), f"{one['accuracy']:.2f}%", str(one["images"]), f"{one['seconds']:.1f}")
+    return table
+
+
+def caption(result: dict[str, Any]) -> str:
+    """Return what was measured, and how the reported epoch was chosen."""
+    threat, chosen = result["recipe"]["threat"], result["selection"]
+    epoch = {"last": "the last", "test_pgd20": "the best PGD20 on the test set"}[chosen["rule"]]
+    return f"{result['name']}, seed {result['seed']}, {threat['norm']} epsilon {threat['epsilon']:.3g}, epoch {chosen['epoch']} ({epoch})"
+
+
+def schedule_table(stage: Stage) -> Table:
+    """Return what each epoch of a stage does; epochs that do the same share a row."""
+    table = Table()
+    for heading in ("epochs", "epsilon", "step size", "steps", "gamma", "lr", "remembers"):
+        table.add_column(heading, justify="right")
+    rows: list[tuple[list[int], tuple[str, ...]]] = []
+    for epoch in range(1, stage.epochs + 1):
+        phase = stage.phase(epoch)
+        budget = phase.budget
+        cells: tuple[str, ...] = (
+            f"{budget.epsilon:.4f}",
+            f"{budget.step_size:.4f}",
+            str(budget.steps),
+            f"{phase.gamma:.3f}",
+            f"{phase.lr:g}",
+            "yes" if phase.remember else "",
+        )
+        if rows and rows[-1][1] == cells:
+            rows[-1][0].append(epoch)
+        else:
+            rows.append(([epoch], cells))
+    for epochs, cells in rows:
+        table.add_row(str(epochs[0]) if len(epochs) == 1 else f"{epochs[0]}-{epochs[-1]}", *cells)
+    return table

@@ -1,0 +1,26 @@
+"""The one exception that means "the user can mend this": its text is shown alone, without a traceback."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class AtclError(Exception):
+    """Something the user can mend; the message is one line that says what is wrong and what to do."""
+
+
+def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
+    """Return `registry[name]`, or raise with the nearest right name."""
+    if name in registry:
+        return registry[name]
+    raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry)}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a hint for a wrong name: the closest right one, or where few exist, all of them."""
+    names = list(names)
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(names)}" if len(names) <= 12 else "; `atcl list` shows them all"

@@ -1,0 +1,86 @@
+"""Accuracy on natural and on attacked images: the attacks of record."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from atcl.attacks import NORMS, evaluating, margin, pgd
+from atcl.batches import as_float
+from atcl.errors import AtclError, pick
+from atcl.truth import Split
+
+
+@dataclass(frozen=True)
+class Threat:
+    """The adversary that a model is judged by."""
+
+    epsilon: float
+    """radius of the ball around each image"""
+    step_size: float
+    """length of one step of PGD20 and CW30"""
+    norm: str = "linf"
+    """linf or l2"""
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon >= 0 and self.step_size > 0):
+            raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})")
+        pick(NORMS, self.norm, "norm")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One accuracy with what it takes to measure it again."""
+
+    accuracy: float  # percent
+    correct: int
+    images: int
+    seed: int
+    batch_size: int
+    seconds: float
+
+
+Attack = Callable[[Module, Tensor, Tensor, Threat, Generator], Tensor]  # model, x, true labels, threat, rng -> images to judge by
+
+
+def natural(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
+    """The images as they are."""
+    return x
+
+
+def pgd20(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
+    """Twenty ascents of cross-entropy from a random start."""
+    return pgd(model, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), **asdict(threat), steps=20, rng=rng)
+
+
+def cw30(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
+    """Thirty ascents of the margin with confidence 50 from a random start."""
+    return pgd(model, x, margin(labels), **asdict(threat), steps=30, rng=rng)
+
+
+ATTACKS: dict[str, Attack] = {"natural": natural, "pgd20": pgd20, "cw30": cw30}
+
+
+def evaluate(model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int = 500) -> dict[str, Measurement]:
+    """Measure the accuracy of a model under each attack."""
+    if len(test) == 0:
+        raise AtclError("there is nothing to evaluate on: the test set is empty")
+    chosen = {name: pick(ATTACKS, name, "attack") for name in attacks}
+    return {name: _measure(model, test, threat, attack, seed, batch_size) for name, attack in chosen.items()}
+
+
+def _measure(model: Module, test: Split, threat: Threat, attack: Attack, seed: int, batch_size: int) -> Measurement:
+    device = next(model.parameters()).device
+    rng = Generator(device).manual_seed(seed)
+    began, correct = time.perf_counter(), 0
+    with evaluating(model):
+        for x, labels in zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True):
+            x, labels = as_float(x.to(device)), labels.to(device)
+            adv = attack(model, x, labels, threat, rng)
+            with torch.no_grad():
+                correct += int((model(adv).argmax(1) == labels).sum())
+    return Measurement(100 * correct / len(test), correct, len(test), seed, batch_size, time.perf_counter() - began)

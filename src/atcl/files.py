@@ -1,0 +1,67 @@
+"""Files that are whole or not there, and folders that one process at a time writes to."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atcl.errors import AtclError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a power cut, finds the old content or the new, never a part."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_folder(path.parent)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write data as a readable JSON file, whole."""
+    write_whole(path, (json.dumps(data, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise AtclError(f"{path} cannot be read: {error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it against a second process; the hold ends with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise AtclError(f"another process is writing to {folder}: wait for it, or choose another --out") from None
+            for left in folder.rglob(".*.part"):
+                left.unlink()
+            yield
+    except BrokenPipeError:  # of the terminal, not of the folder
+        raise
+    except OSError as error:
+        raise AtclError(f"cannot write to {error.filename or folder}: {error.strerror}; make room or choose another --out") from error

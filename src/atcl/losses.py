@@ -1,0 +1,136 @@
+"""Losses for complementary labels: what a batch is fitted to (`Targets`), and each row of the paper's table of losses.
+
+Every supervision is a candidate matrix and at most one guess. With
+
+    weights = gamma * candidates + (1 - gamma) * onehot(guess),      support = sum_j weights_j p_j
+
+LOG, EXP, SCL_NL and SCL_EXP, with and without pseudo-labels, are one line each, and LOG of a single candidate is
+cross-entropy. FORWARD, FREE and NN are defined for exactly one complementary label and no guess.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the logits of a batch are fitted to."""
+
+    candidates: Tensor  # (n, K) bool, the classes not ruled out
+    gamma: Tensor | float = 1.0  # weight of the candidates; 1 - gamma goes to the guess
+    guess: Tensor | None = None  # (n,) pseudo-label, always a candidate
+    prior: Tensor | None = None  # (K,) share of each complementary label in the dataset; FREE and NN
+    transition: Tensor | None = None  # (K, K) p(complementary = j | true = i); FORWARD; None: uniform
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return self.candidates.shape[1]
+
+    @property
+    def weights(self) -> Tensor:
+        """(n, K): gamma * candidates + (1 - gamma) * onehot(guess)."""
+        if self.guess is None:
+            return self.candidates.float()
+        return self.gamma * self.candidates + (1 - self.gamma) * F.one_hot(self.guess, self.classes)
+
+    @property
+    def complementary(self) -> Tensor:
+        """(n,): the one class ruled out (that it is exactly one is checked where the data are built)."""
+        return self.candidates.logical_not().int().argmax(1)
+
+    @property
+    def correction(self) -> Tensor:
+        """(n,): (K - 1) / number of complementary labels; 1 for a single candidate."""
+        return (self.classes - 1) / (self.classes - self.candidates.sum(1))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scalar of logits (n, K) and targets, with what it asks of the labels."""
+
+    of: Callable[[Tensor, Targets], Tensor]
+    single: bool = False  # needs exactly one complementary label for each image
+    guesses: bool = True  # knows what to do with a pseudo-label (gamma < 1)
+
+    def __call__(self, logits: Tensor, targets: Targets) -> Tensor:
+        return self.of(logits, targets)
+
+
+def log(logits: Tensor, targets: Targets) -> Tensor:
+    """LOG (Feng et al. 2020) and Eqs. log_ce, log_ce_mcl: the corrected negative logarithm of the support."""
+    return -(targets.correction * _log_support(logits, targets.weights)).mean()
+
+
+def exp(logits: Tensor, targets: Targets) -> Tensor:
+    """EXP (Feng et al. 2020) and Eq. exp_ce: the corrected exponential of the negative support."""
+    return (targets.correction * torch.exp(-_support(logits, targets.weights))).mean()
+
+
+def scl_nl(logits: Tensor, targets: Targets) -> Tensor:
+    """SCL_NL (Chou et al. 2020) and Eq. scl_nl_ce: the negative logarithm of the support."""
+    # Paper: -log(1 - p); official code: -log(1 - p + 1e-5), which log-space does not need.
+    return -_log_support(logits, targets.weights).mean()
+
+
+def scl_exp(logits: Tensor, targets: Targets) -> Tensor:
+    """SCL_EXP (Chou et al. 2020) and Eq. scl_exp_ce: exp(gamma - support), which is exp(p(complementary)) at gamma 1."""
+    return torch.exp(targets.gamma - _support(logits, targets.weights)).mean()
+
+
+def free(logits: Tensor, targets: Targets) -> Tensor:
+    """FREE (Ishida et al. 2019): the unbiased estimate of the ordinary cross-entropy risk; it can be negative."""
+    return _class_risks(logits, targets).sum()
+
+
+def nn(logits: Tensor, targets: Targets) -> Tensor:
+    """NN (Ishida et al. 2019): FREE with the risk of each class held at or above zero."""
+    return _class_risks(logits, targets).clamp(min=0).sum()
+
+
+def forward(logits: Tensor, targets: Targets) -> Tensor:
+    """FORWARD (Yu et al. 2018): the negative log-likelihood of the complementary label under the transition matrix."""
+    transition = uniform_transition(targets.classes, logits.device) if targets.transition is None else targets.transition
+    observed = transition.T[targets.complementary]  # (n, K): p(this complementary label | true = j)
+    return -_log_support(logits, observed).mean()
+
+
+def uniform_transition(classes: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the (K, K) matrix of the uniform assumption: 0 on the diagonal, 1 / (K - 1) elsewhere."""
+    return (1 - torch.eye(classes, device=device)) / (classes - 1)
+
+
+def _support(logits: Tensor, weights: Tensor) -> Tensor:
+    return (weights * logits.softmax(1)).sum(1)
+
+
+def _log_support(logits: Tensor, weights: Tensor) -> Tensor:
+    # Paper: softmax, then log; official code: the same, infinite once p underflows. In log-space value and gradient stay finite.
+    return torch.logsumexp(logits.log_softmax(1) + weights.log(), 1)
+
+
+def _class_risks(logits: Tensor, targets: Targets) -> Tensor:
+    """Return (K,): L_k = -(K-1) pi_k mean_k l(k) + sum_j pi_j mean_j l(k), with l = -log softmax, mean_k over the batch's items with label k."""
+    classes = targets.classes
+    loss = -logits.log_softmax(1)
+    complementary = F.one_hot(targets.complementary, classes).to(loss)  # (n, K)
+    count = complementary.sum(0)
+    # Paper: a mean over images, so pi is the batch's own share; official code: pi is the dataset's share.
+    prior = count / len(logits) if targets.prior is None else targets.prior
+    mean = complementary.T @ loss / count.clamp(min=1)[:, None]  # (K, K): row j, mean of l(k) over items labelled j
+    return -(classes - 1) * prior * mean.diagonal() + prior @ mean
+
+
+LOSSES: dict[str, Loss] = {
+    "forward": Loss(forward, single=True, guesses=False),
+    "free": Loss(free, single=True, guesses=False),
+    "nn": Loss(nn, single=True, guesses=False),
+    "scl_nl": Loss(scl_nl),
+    "scl_exp": Loss(scl_exp),
+    "exp": Loss(exp),
+    "log": Loss(log),
+}

@@ -1,0 +1,22 @@
+"""Networks for images in [0, 1], for any number of classes and channels; `MODELS` names them."""
+
+from collections.abc import Callable
+
+from torch.nn import Module
+
+from atcl.models.layers import Dropout, Normalize, draw_from
+from atcl.models.residual import ResNet, preact_resnet18, resnet18, wide_resnet32_10
+from atcl.models.small import MLP, SmallCNN, TinyCNN
+
+Builder = Callable[[int, tuple[int, int, int]], Module]  # classes, (C, H, W) of an image -> model
+
+MODELS: dict[str, Builder] = {
+    "tiny_cnn": TinyCNN,
+    "small_cnn": SmallCNN,
+    "resnet18": resnet18,
+    "preact_resnet18": preact_resnet18,
+    "wide_resnet32_10": wide_resnet32_10,
+    "mlp": MLP,
+}
+
+__all__ = ["MLP", "MODELS", "Builder", "Dropout", "Normalize", "ResNet", "SmallCNN", "TinyCNN", "draw_from"]

@@ -1,0 +1,246 @@
+"""Every training method of the paper, as a short function from a task's settings to frozen data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from atcl.batches import Augmentation
+from atcl.errors import AtclError, pick
+from atcl.evaluation import Threat
+from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets
+from atcl.losses import LOSSES
+from atcl.objectives import MinMax, Trades, loss_of
+from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
+from atcl.supervision import CandidatesOnly, PseudoLabels
+from atcl.training import Adam, Budget, Sgd, Stage
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run as data: it prints, compares, round-trips through JSON and takes overrides."""
+
+    dataset: str
+    """a name from `atcl list datasets`"""
+    labels: LabelSource
+    model: str
+    """a name from `atcl list models`"""
+    stages: tuple[Stage, ...]
+    threat: Threat
+    selection: Literal["last", "test_pgd20"] = "last"
+    """which epoch is reported: the last, or the best by PGD20 on the test set (the paper's; it looks at the truth)"""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise AtclError("a recipe has at least one stage")
+        if not self.stages[0].fresh or self.stages[0].teacher != "none":
+            raise AtclError("the first stage has no stage before it to go on from: leave fresh True and teacher none")
+        for before, stage in zip(self.stages, self.stages[1:], strict=False):
+            if not stage.fresh and stage.optimizer != before.optimizer:
+                raise AtclError("a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh")
+        for stage in self.stages:
+            single = isinstance(self.labels, Complementary) and self.labels.number == 1 and stage.teacher == "none"
+            if loss_of(stage.objective).single and not single:
+                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
+
+    @property
+    def looks_at_test_truth(self) -> bool:
+        """Whether the weights depend on the truth of the test set: the paper's choice of a teacher, declared."""
+        return any(stage.teacher == "test_natural" for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the methods share on one dataset."""
+
+    dataset: str
+    model: str
+    epochs: int  # of a one-stage method
+    two_stage: tuple[int, int]  # epochs of the natural and of the adversarial stage
+    batch_size: int
+    optimizer: Sgd | Adam
+    lr: float
+    budget: Budget
+    threat: Threat
+    opening: int  # E_i: natural epochs before the schedules begin
+    scheduling: int  # E_s: epochs until full strength and gamma 0
+    natural_optimizer: Sgd | Adam  # first stage of two-stage
+    natural_lr: float
+    decay: tuple[int, ...] = ()  # adversarial epochs from which lr is a tenth
+    rise: int = 0  # epochs over which lr rises
+    remember_from: int = 6
+    augmentation: Augmentation = Augmentation()
+    direct_lr: Mapping[str, float] = field(default_factory=dict)  # where a direct loss has its own
+    selection: Literal["last", "test_pgd20"] = "test_pgd20"
+
+    def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
+        """Return full-strength adversarial training on the candidates, after `opening` epochs."""
+        return Stage(
+            self.epochs, self.batch_size, self.optimizer, self.schedule(lr or self.lr, opening), budget=self.budget, augmentation=self.augmentation
+        )  # fmt: skip
+
+    def schedule(self, lr: float, opening: int = 0, rise: int | None = None) -> Schedule:
+        """Return the learning rate: a rise, then a tenth from each of the decay epochs after `opening`."""
+        at = tuple(opening + epoch for epoch in self.decay)
+        return StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
+
+    def recipe(self, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
+        """Return a recipe of these stages; one complementary label for each image unless said otherwise."""
+        return Recipe(self.dataset, labels or Complementary(), self.model, stages, self.threat, self.selection)
+
+
+def oracle(task: Task) -> Recipe:
+    """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
+    return task.recipe(task.stage(), labels=Ordinary())
+
+
+def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
+    """A complementary loss in the min-max problem, as it is: the combination that fails."""
+    return task.recipe(replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
+
+
+def two_stage(task: Task, teacher: Literal["last", "test_natural"] = "last", labels: LabelSource | None = None) -> Recipe:
+    """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
+    epochs, adversarial = task.two_stage
+    first = Stage(epochs, task.batch_size, task.natural_optimizer, task.schedule(task.natural_lr, opening=epochs), augmentation=task.augmentation)
+    # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
+    second = replace(task.stage(), epochs=adversarial, lr=task.schedule(task.lr, rise=0), teacher=teacher)
+    return task.recipe(first, second, labels=labels)
+
+
+def warmup(task: Task, loss: str = "log") -> Recipe:
+    """Warm-up Attack alone: natural epochs, then epsilon and step size rise along a cosine."""
+    # Paper: gives no learning rate for these rows; ours is that of the main method.
+    return task.recipe(replace(_warm(task), objective=MinMax(loss)))
+
+
+def pla(task: Task, loss: str = "log") -> Recipe:
+    """Pseudo-Label Attack alone: natural epochs, then full strength at once while gamma falls."""
+    # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
+    strength = CosineRise(1.0, over=0, after=task.opening)
+    supervision = PseudoLabels(first=task.remember_from, last=task.opening)
+    return task.recipe(replace(_falling(task, _warm(task)), objective=MinMax(loss), strength=strength, supervision=supervision))
+
+
+def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
+    """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
+    return task.recipe(replace(_falling(task, _warm(task)), objective=MinMax(loss), grow=grow), labels=labels)
+
+
+def pseudo_labels(task: Task, scheduling: int) -> Recipe:
+    """Ten epochs of the method without a natural opening, to watch the pseudo-labels form."""
+    quick = replace(task, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
+    stage = _falling(quick, _warm(quick))
+    # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
+    return quick.recipe(replace(stage, supervision=PseudoLabels(first=1)))
+
+
+def trades(task: Task) -> Recipe:
+    """A natural opening, then TRADES with the pseudo-labels in the place of true ones."""
+    opening = replace(
+        task.stage(), epochs=task.opening, budget=Budget(), lr=task.schedule(task.lr, opening=task.opening),
+        supervision=PseudoLabels(first=task.remember_from),
+    )  # fmt: skip
+    rest = replace(
+        task.stage(), epochs=task.epochs - task.opening, lr=task.schedule(task.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
+        budget=_trades_budget(task), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
+    )  # fmt: skip
+    return task.recipe(opening, rest)
+
+
+def trades_log(task: Task) -> Recipe:
+    """The attack of TRADES, and LOG of the adversarial images."""
+    return task.recipe(replace(task.stage(), objective=_trades_attack(), budget=_trades_budget(task)))
+
+
+def trades_pla(task: Task) -> Recipe:
+    """The attack of TRADES, and the loss of Pseudo-Label Attack alone."""
+    stage = pla(task).stages[0]
+    return task.recipe(replace(stage, objective=_trades_attack(), budget=_trades_budget(task)))
+
+
+def _warm(task: Task) -> Stage:
+    return replace(task.stage(opening=task.opening), strength=CosineRise(1.0, over=task.scheduling, after=task.opening))
+
+
+def _falling(task: Task, stage: Stage) -> Stage:
+    # Paper: the memory learns from the start until epsilon_e passes epsilon / 2; official code: not in epochs 1 to 5.
+    supervision = PseudoLabels(first=task.remember_from, last=task.opening + task.scheduling // 2)
+    return replace(stage, gamma=LinearFall(1.0, over=task.scheduling, after=task.opening), supervision=supervision)
+
+
+def _trades_attack() -> Trades:
+    return Trades("log", on="adv", weight=0.0)
+
+
+def _trades_budget(task: Task) -> Budget:
+    return replace(task.budget, start="gaussian")
+
+
+METHODS: dict[str, Callable[[Task], Recipe]] = {
+    "warmup-pla": warmup_pla,
+    "oracle": oracle,
+    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in LOSSES},
+    "two-stage": two_stage,
+    "two-stage-test-teacher": partial(two_stage, teacher="test_natural"),
+    "warmup": warmup,
+    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in LOSSES if loss != "log"},
+    "pla": pla,
+    **{f"pla-{loss.replace('_', '-')}": partial(pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
+    **{f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
+    "warmup-pla-k": partial(warmup_pla, grow=("steps",)),
+    "warmup-pla-epsilon-k": partial(warmup_pla, grow=("epsilon", "steps")),
+    "trades": trades,
+    "trades-log": trades_log,
+    "trades-pla": trades_pla,
+    "direct-log-mcl": partial(direct, loss="log", labels=RandomSets()),
+    "direct-exp-mcl": partial(direct, loss="exp", labels=RandomSets()),
+    "two-stage-mcl": partial(two_stage, labels=RandomSets()),
+    "warmup-pla-mcl": partial(warmup_pla, labels=RandomSets()),
+    "pseudo-labels-slow": partial(pseudo_labels, scheduling=50),
+    "pseudo-labels-rapid": partial(pseudo_labels, scheduling=10),
+}
+
+_MNIST = Task(
+    dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
+    budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
+    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3,
+    direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
+)  # fmt: skip
+
+_CIFAR10 = Task(
+    dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
+    budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
+    natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
+)  # fmt: skip
+
+_DIGITS = Task(
+    dataset="digits", model="tiny_cnn", epochs=100, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
+    budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
+    natural_optimizer=Adam(), natural_lr=1e-3, selection="last",
+)  # fmt: skip
+
+TASKS: dict[str, Task] = {
+    "digits": _DIGITS,
+    "mnist": _MNIST,
+    "kuzushiji": replace(_MNIST, dataset="kuzushiji"),
+    "cifar10": _CIFAR10,
+    "svhn": replace(_CIFAR10, dataset="svhn"),
+}
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    f"{name}/{method}": partial(build, task) for name, task in TASKS.items() for method, build in METHODS.items()
+}
+
+KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Recipe, Stage, Budget, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
+        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets,
+    )
+}  # fmt: skip
+
+
+def recipe(name: str) -> Recipe:
+    """Return a recipe by its name, `dataset/method`."""
+    return pick(RECIPES, name, "recipe")()

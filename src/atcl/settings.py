@@ -1,0 +1,72 @@
+"""Settings as data: frozen dataclasses to JSON and back, a digest that names them, checked overrides from the shell."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from atcl.errors import AtclError
+
+T = TypeVar("T")
+
+
+def to_data(value: Any) -> Any:
+    """Return plain JSON data; each dataclass becomes an object that names its kind."""
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    return [to_data(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_data(data: Any, kinds: Mapping[str, type]) -> Any:
+    """Return what `to_data` was given; only the classes in `kinds` can come out."""
+    if isinstance(data, list):
+        return tuple(from_data(item, kinds) for item in data)
+    if not isinstance(data, dict):
+        return data
+    fields = {name: from_data(value, kinds) for name, value in data.items() if name != "kind"}
+    kind = kinds.get(data.get("kind", ""))
+    if kind is None or set(fields) != {field.name for field in dataclasses.fields(kind)}:
+        raise AtclError(f"these settings are not of this version: {data.get('kind')} with {', '.join(fields)}")
+    return kind(**fields)
+
+
+def digest(value: Any) -> str:
+    """Return eight hexadecimal digits that name these settings."""
+    return hashlib.sha256(json.dumps(to_data(value), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def overridden(settings: T, arguments: Sequence[str], program: str) -> T:
+    """Return the settings with dotted overrides (`--stages.0.epochs 3`), each checked for its name and type."""
+    changed: T = parse(type(settings), arguments, program, default=settings, config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff))
+    return changed
+
+
+def parse(target: Any, arguments: Sequence[str], program: str, **options: Any) -> Any:
+    """Call `tyro.cli`, turning its page of an error into one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(target, args=list(arguments), prog=program, **options)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise AtclError(_one_line(said.getvalue())) from None
+
+
+def _one_line(page: str) -> str:
+    """Return what a boxed error page says before its first rule, and the first remedy that it offers."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in page.splitlines()]
+    text: list[str] = []
+    for line in lines[1:]:
+        if set(line) <= {"─"}:
+            break
+        text.append(line)
+    remedy = next((lines[number + 1] for number, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")), "")
+    return " ".join(text) + (f"; did you mean {remedy.split()[0]}?" if remedy else "")

@@ -1,0 +1,303 @@
+"""The one loop: stages of epochs, each a schedule of attack budgets over a pure tensor step."""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+from atcl.attacks import NORMS, STARTS, pgd
+from atcl.batches import Augmentation, Batch, WeakData, shuffled
+from atcl.errors import AtclError, nearest, pick
+from atcl.losses import Targets
+from atcl.models import draw_from
+from atcl.objectives import MinMax, Objective, loss_of
+from atcl.schedules import Constant, Schedule
+from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, remembered
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the attack may do while training."""
+
+    epsilon: float = 0.0
+    """radius of the ball around each image"""
+    step_size: float = 0.0
+    """length of one ascent"""
+    steps: int = 0
+    """number of ascents; 0 trains on the natural images"""
+    norm: str = "linf"
+    """linf or l2"""
+    start: str = "uniform"
+    """uniform in the ball, gaussian (TRADES) or natural"""
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon >= 0 and self.step_size >= 0 and math.isfinite(self.epsilon) and math.isfinite(self.step_size)):
+            raise AtclError(f"epsilon and step_size must be numbers of at least 0 (epsilon {self.epsilon}, step_size {self.step_size})")
+        if self.steps < 0:
+            raise AtclError(f"an attack takes at least 0 steps, not {self.steps}")
+        if self.epsilon > 0 and self.steps == 0:
+            raise AtclError(f"epsilon is {self.epsilon} but the attack takes 0 steps: give steps, or epsilon 0 for natural training")
+        if self.steps > 0 and self.step_size == 0:
+            raise AtclError(f"the attack takes {self.steps} steps of length 0: give a step_size")
+        pick(NORMS, self.norm, "norm")
+        pick(STARTS, self.start, "start")
+
+    def grown(self, strength: float, grow: Sequence[str]) -> "Budget":
+        """Return the budget with each part in `grow` at `strength` of its full size; at strength 0, no attack."""
+        if strength <= 0:
+            return replace(self, epsilon=0.0, step_size=0.0, steps=0)
+        return replace(
+            self,
+            epsilon=self.epsilon * strength if "epsilon" in grow else self.epsilon,
+            step_size=self.step_size * strength if "step_size" in grow else self.step_size,
+            # rounded first, so that half of 40 steps is 20 however the cosine rounds
+            steps=math.ceil(round(self.steps * strength, 9)) if "steps" in grow else self.steps,
+        )
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent."""
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with weight decay in the gradient, as in the original."""
+
+    weight_decay: float = 0.0
+
+    def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What holds during one epoch."""
+
+    epoch: int
+    budget: Budget
+    gamma: float
+    lr: float
+    remember: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A number of epochs under one objective, with its schedules."""
+
+    epochs: int
+    """how many epochs"""
+    batch_size: int
+    """images in a batch; the last one may be smaller"""
+    optimizer: Sgd | Adam
+    lr: Schedule
+    objective: Objective = MinMax()
+    budget: Budget = Budget()
+    strength: Schedule = Constant(1.0)
+    grow: tuple[str, ...] = ("epsilon", "step_size")
+    """what grows with the strength: epsilon, step_size, steps"""
+    gamma: Schedule = Constant(1.0)
+    supervision: Supervision = CandidatesOnly()
+    augmentation: Augmentation = Augmentation()
+    fresh: bool = True
+    """start from a new model, optimiser and memory; False goes on with those of the stage before"""
+    teacher: Literal["none", "last", "test_natural"] = "none"
+    """relabel first with the last model of the stage before, or with its best by natural test accuracy (the paper's; it looks at the truth)"""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise AtclError(f"a stage has at least 1 epoch and 1 image a batch (epochs {self.epochs}, batch_size {self.batch_size})")
+        for part in self.grow:
+            if part not in GROWN:
+                raise AtclError(f"unknown part of a budget {part!r} in grow{nearest(part, GROWN)}")
+        if isinstance(self.supervision, PseudoLabels) and not loss_of(self.objective).guesses:
+            raise AtclError(f"the loss {self.objective.loss!r} has no form with pseudo-labels: use log, exp, scl_nl or scl_exp")
+        for epoch in range(1, self.epochs + 1):
+            self.phase(epoch)
+
+    def phase(self, epoch: int) -> Phase:
+        """Return what holds in an epoch, counted from 1: pure, so it can be printed, plotted and tested."""
+        gamma, lr = self.gamma(epoch), self.lr(epoch)
+        if not 0 <= gamma <= 1:
+            raise AtclError(f"gamma must lie in [0, 1], but is {gamma} in epoch {epoch}")
+        if gamma < 1 and isinstance(self.supervision, CandidatesOnly):
+            raise AtclError(f"gamma is {gamma} in epoch {epoch}, but there are no pseudo-labels to carry the rest: set supervision to PseudoLabels")
+        if not (lr >= 0 and math.isfinite(lr)):
+            raise AtclError(f"the learning rate must be a number of at least 0, but is {lr} in epoch {epoch}")
+        remember = isinstance(self.supervision, PseudoLabels) and self.supervision.remembers(epoch)
+        return Phase(epoch, self.budget.grown(self.strength(epoch), self.grow), gamma, lr, remember)
+
+
+GROWN = ("epsilon", "step_size", "steps")
+
+
+class Learner:
+    """All that training changes: model, optimiser, memory of predictions, and the dials that an epoch turns."""
+
+    def __init__(self, model: Module, data: WeakData, stage: Stage) -> None:
+        device = data.x.device
+        self.model = model.to(device).train()
+        self.frozen = copy.deepcopy(self.model).eval().requires_grad_(False)  # what attacks and guesses look at
+        self.rng = Generator(device)
+        draw_from(self.model, self.rng)
+        # 0-d tensors, so that a compiled or captured step reads them anew in each epoch
+        self.epsilon, self.step_size, self.gamma, self.lr = (torch.zeros((), device=device) for _ in range(4))
+        self.optimizer = stage.optimizer(self.model, self.lr)
+        self.memory = blank_memory(data.candidates)
+        self.epoch = 0
+
+    def refresh(self) -> Module:
+        """Copy the model into its frozen twin, and return that."""
+        with torch.no_grad():
+            for old, new in zip(_tensors(self.frozen), _tensors(self.model), strict=True):
+                old.copy_(new)
+        return self.frozen
+
+    def turn(self, phase: Phase) -> None:
+        """Set the dials of an epoch."""
+        for dial, value in (
+            (self.epsilon, phase.budget.epsilon),
+            (self.step_size, phase.budget.step_size),
+            (self.gamma, phase.gamma),
+            (self.lr, phase.lr),
+        ):
+            dial.fill_(value)
+
+    def targets(self, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision, remember: bool) -> Targets:
+        """Return what a batch is fitted to, after moving the memory where this epoch remembers."""
+        if isinstance(supervision, CandidatesOnly):
+            return Targets(batch.candidates, prior=prior, transition=data.transition)
+        if remember:
+            with torch.no_grad():
+                probabilities = self.frozen(batch.x).softmax(1)
+            self.memory[batch.index] = remembered(self.memory[batch.index], probabilities, batch.candidates, supervision.beta)
+        return Targets(batch.candidates, self.gamma, guesses(self.memory[batch.index], batch.candidates))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that must outlive the process, as named tensors."""
+        state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for number, parameter in enumerate(self.model.parameters()):
+            for name, tensor in self.optimizer.state[parameter].items():
+                state[f"optimizer.{number}.{name}"] = tensor
+        return {**state, "memory": self.memory, "epoch": torch.tensor(self.epoch)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Put a saved state back, in place: a captured step points at these very tensors."""
+        self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")})
+        parameters = list(self.model.parameters())
+        for key, tensor in state.items():
+            if key.startswith("optimizer."):
+                _, number, name = key.split(".")
+                slot = self.optimizer.state[parameters[int(number)]]
+                slot[name] = slot[name].copy_(tensor) if name in slot else tensor.clone()
+        self.memory.copy_(state["memory"])
+        self.epoch = int(state["epoch"])
+        self.refresh()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an observer sees after an epoch; nothing in it reaches back into training."""
+
+    phase: Phase
+    loss: float  # mean over the epoch
+    inside: float  # share of attacked training images whose prediction is a candidate
+    agreement: float | None  # share of them whose prediction is the pseudo-label; None without pseudo-labels
+    model: Module  # a frozen copy in eval mode
+    memory: Tensor  # (n, K)
+
+
+Observer = Callable[[Snapshot], None]
+Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
+Engine = Callable[[Step], Step]
+
+
+def eager(step: Step) -> Step:
+    """Run the step as it is written."""
+    return step
+
+
+def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = eager, observers: Sequence[Observer] = ()) -> None:
+    """Train through the epochs of `stage` that `learner` has not done yet."""
+    _check_labels(data, stage)
+    prior = data.prior()
+
+    def step(index: Tensor, steps: int, remember: bool) -> Tensor:
+        batch = data.batch(index, stage.augmentation, learner.rng)
+        frozen = learner.refresh()
+        targets = learner.targets(batch, data, prior, stage.supervision, remember)
+        adv = batch.x
+        if steps:
+            climb = stage.objective.climb(frozen, batch.x, targets)
+            adv = pgd(
+                frozen, batch.x, climb, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
+                norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng,
+            )  # fmt: skip
+        loss, logits = stage.objective.descend(learner.model, batch.x, adv, targets)
+        learner.optimizer.zero_grad()
+        loss.backward()
+        learner.optimizer.step()
+        return _tally(loss, logits, targets)
+
+    run = engine(step)
+    with torch.random.fork_rng(devices=[data.x.device] if data.x.is_cuda else []):
+        for epoch in range(learner.epoch + 1, stage.epochs + 1):
+            phase = stage.phase(epoch)
+            learner.turn(phase)
+            learner.rng.manual_seed(derive(seed, epoch))
+            torch.manual_seed(derive(seed, epoch))  # for modules of others, which draw from the global generator
+            totals = torch.zeros(4, device=data.x.device)
+            for index in shuffled(len(data), stage.batch_size, learner.rng):
+                totals += run(index, phase.budget.steps, phase.remember)
+            learner.epoch = epoch
+            snapshot = _snapshot(learner, phase, totals, stage)
+            for observe in observers:
+                observe(snapshot)
+
+
+def derive(seed: int, *path: int | str) -> int:
+    """Return a seed of its own for each use of a run's seed."""
+    digest = hashlib.sha256("/".join(map(str, (seed, *path))).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _tensors(model: Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
+    """Return (loss, inside, agreeing, images) summed over a batch, without waiting for the device."""
+    predicted = logits.detach().argmax(1)
+    inside = targets.candidates.gather(1, predicted[:, None]).sum()
+    agreeing = inside if targets.guess is None else (predicted == targets.guess).sum()
+    return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
+
+
+def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage) -> Snapshot:
+    """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
+    loss, inside, agreeing, images = totals.tolist()
+    finite = all(bool(tensor.isfinite().all()) for tensor in learner.model.parameters())
+    if not (math.isfinite(loss) and finite):
+        raise AtclError(
+            f"{'the weights are' if math.isfinite(loss) else 'the loss is'} no longer finite in epoch {phase.epoch} "
+            f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
+        )
+    agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None
+    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone())
+
+
+def _check_labels(data: WeakData, stage: Stage) -> None:
+    if loss_of(stage.objective).single and not data.single:
+        raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: use log or exp for several")

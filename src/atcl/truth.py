@@ -1,0 +1,37 @@
+"""True labels, in a type of their own. Training never imports this module, directly or through another."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atcl.errors import AtclError
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The true class of each image; evaluation and analysis alone may look."""
+
+    labels: Tensor  # (n,) int64
+    classes: int
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+            raise AtclError(f"true labels are (n,) of type int64; got {tuple(self.labels.shape)} of type {self.labels.dtype}")
+        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.classes:
+            raise AtclError(f"true labels must lie in 0 to {self.classes - 1}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their truth: a test set, or a training set before `labels.weaken`."""
+
+    x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]
+    truth: Truth
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.truth.labels):
+            raise AtclError(f"there are {len(self.x)} images but {len(self.truth.labels)} true labels")
+
+    def __len__(self) -> int:
+        return len(self.x)

@@ -1,0 +1,70 @@
+"""Every recipe, killed at random moments and resumed: the same weights, memory and journal, bit for bit."""
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from atcl import checkpoints
+from atcl.journal import Record
+from atcl.runs import train
+from tests import tiny
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.tiny"])
+
+
+def start(name: str, folder: Path) -> BaseProcess:
+    child = CONTEXT.Process(target=run, args=(name, folder), daemon=True)
+    child.start()
+    return child
+
+
+def run(name: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    wanted = tiny.RECIPES[name]
+    train(wanted, name=name, seed=5, out=folder, device="cpu", problem=tiny.problem(wanted.labels), build=tiny.TinyNet)
+
+
+def finish(name: str, folder: Path) -> float:
+    began = time.perf_counter()
+    child = start(name, folder)
+    child.join(120)
+    assert child.exitcode == 0
+    return time.perf_counter() - began
+
+
+def outcome(folder: Path) -> tuple[list[Record], dict[str, torch.Tensor], bytes]:
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    state = checkpoints.newest(folder / "checkpoints", pytest.fail)
+    assert state is not None
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines], state, (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", tiny.RECIPES)
+def test_killed_at_random_moments_ends_the_same(name: str, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    seconds = finish(name, whole)
+    dice = random.Random(name)
+    cut_short = 0
+    for _ in range(3):
+        child = start(name, killed)
+        child.join(seconds * dice.uniform(0.2, 0.9))
+        child.kill()
+        child.join()
+        cut_short += child.exitcode == -signal.SIGKILL
+    finish(name, killed)
+    journal, state, model = outcome(whole)
+    journal_again, state_again, model_again = outcome(killed)
+    assert journal == journal_again
+    assert state.keys() == state_again.keys()
+    assert all(torch.equal(state[key], state_again[key]) for key in state)
+    assert model == model_again
+    assert {key.split(".")[0] for key in state} >= {"model", "optimizer", "memory", "epoch", "stage"}
+    assert cut_short or seconds < 0.05, "no kill came in time: the test has shown nothing"

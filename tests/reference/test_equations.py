@@ -1,0 +1,162 @@
+"""Slow, literal transcriptions of the paper's formulas, one image and one class at a time, against the library."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from atcl.losses import LOSSES, Targets, uniform_transition
+
+K = 5
+N = 12
+
+
+def p(logits: Tensor, i: int, j: int) -> float:
+    exponentials = [math.exp(float(value)) for value in logits[i]]
+    return exponentials[j] / sum(exponentials)
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return 2 * torch.randn(N, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+COMPLEMENTARY = [(3 * i + i // 4) % K for i in range(N)]  # class by class unevenly often
+GUESS = [(label + 1 + i % (K - 1)) % K for i, label in enumerate(COMPLEMENTARY)]
+SETS = [{(i + step) % K for step in range(1 + i % (K - 1))} for i in range(N)]
+SET_GUESS = [next(j for j in range(K) if j not in labels) for labels in SETS]
+
+
+def candidates(sets: list[set[int]]) -> Tensor:
+    return torch.tensor([[j not in labels for j in range(K)] for labels in sets])
+
+
+def single(**more: object) -> Targets:
+    return Targets(candidates([{label} for label in COMPLEMENTARY]), **more)  # type: ignore[arg-type]
+
+
+def check(name: str, logits: Tensor, targets: Targets, expected: list[float]) -> None:
+    value = LOSSES[name](logits, targets)
+    assert float(value) == pytest.approx(sum(expected) / len(expected), rel=1e-5)
+
+
+# Table "Loss Functions of Complementary Learning"
+
+
+def test_forward(logits: Tensor) -> None:
+    transition = torch.rand(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64).fill_diagonal_(0)
+    transition /= transition.sum(1, keepdim=True)
+    rows = [-math.log(sum(float(transition[j, label]) * p(logits, i, j) for j in range(K) if j != label)) for i, label in enumerate(COMPLEMENTARY)]
+    check("forward", logits, single(transition=transition), rows)
+
+
+def test_forward_is_uniform_unless_told(logits: Tensor) -> None:
+    given = LOSSES["forward"](logits, single(transition=uniform_transition(K).double()))
+    torch.testing.assert_close(LOSSES["forward"](logits, single()), given, rtol=1e-6, atol=0)
+
+
+def test_free_is_the_papers_formula_when_the_prior_is_the_batchs_own(logits: Tensor) -> None:
+    rows = [(K - 1) * math.log(p(logits, i, label)) - sum(math.log(p(logits, i, j)) for j in range(K)) for i, label in enumerate(COMPLEMENTARY)]
+    check("free", logits, single(), rows)
+    share = torch.tensor([COMPLEMENTARY.count(k) / N for k in range(K)], dtype=torch.float64)
+    check("free", logits, single(prior=share), rows)
+
+
+def class_risks(logits: Tensor, prior: list[float]) -> list[float]:
+    """L_k = -(K-1) pi_k mean_k l(k) + sum_j pi_j mean_j l(k)."""
+
+    def mean(j: int, k: int) -> float:
+        losses = [-math.log(p(logits, i, k)) for i in range(N) if COMPLEMENTARY[i] == j]
+        return sum(losses) / len(losses) if losses else 0.0
+
+    return [-(K - 1) * prior[k] * mean(k, k) + sum(prior[j] * mean(j, k) for j in range(K)) for k in range(K)]
+
+
+def test_free_and_nn_with_the_datasets_prior(logits: Tensor) -> None:
+    prior = [0.1, 0.3, 0.2, 0.25, 0.15]
+    risks = class_risks(logits, prior)
+    given = single(prior=torch.tensor(prior, dtype=torch.float64))
+    assert float(LOSSES["free"](logits, given)) == pytest.approx(sum(risks), rel=1e-5)
+    assert any(risk < 0 for risk in risks)  # else NN would be FREE, and the next line would prove nothing
+    assert float(LOSSES["nn"](logits, given)) == pytest.approx(sum(max(0.0, risk) for risk in risks), rel=1e-5)
+
+
+def test_scl_nl(logits: Tensor) -> None:
+    check("scl_nl", logits, single(), [-math.log(1 - p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)])
+
+
+def test_scl_exp(logits: Tensor) -> None:
+    check("scl_exp", logits, single(), [math.exp(p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)])
+
+
+def test_exp_with_several_labels(logits: Tensor) -> None:
+    rows = [(K - 1) / len(labels) * math.exp(-sum(p(logits, i, j) for j in range(K) if j not in labels)) for i, labels in enumerate(SETS)]
+    check("exp", logits, Targets(candidates(SETS)), rows)
+
+
+def test_log_with_several_labels(logits: Tensor) -> None:
+    rows = [-(K - 1) / len(labels) * math.log(sum(p(logits, i, j) for j in range(K) if j not in labels)) for i, labels in enumerate(SETS)]
+    check("log", logits, Targets(candidates(SETS)), rows)
+
+
+# Pseudo-label forms
+
+
+def blend(logits: Tensor, i: int, gamma: float) -> float:
+    """gamma sum_{j != complementary} p(j) + (1 - gamma) p(guess)."""
+    return gamma * sum(p(logits, i, j) for j in range(K) if j != COMPLEMENTARY[i]) + (1 - gamma) * p(logits, i, GUESS[i])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.7, 0.25, 0.0])
+def test_pseudo_label_forms(logits: Tensor, gamma: float) -> None:
+    given = single(gamma=torch.tensor(gamma, dtype=torch.float64), guess=torch.tensor(GUESS))
+    check("log", logits, given, [-(K - 1) * math.log(blend(logits, i, gamma)) for i in range(N)])  # Eq. log_ce
+    check("exp", logits, given, [(K - 1) * math.exp(-blend(logits, i, gamma)) for i in range(N)])  # Eq. exp_ce
+    check("scl_nl", logits, given, [-math.log(gamma * (1 - p(logits, i, COMPLEMENTARY[i])) + (1 - gamma) * p(logits, i, GUESS[i])) for i in range(N)])
+    check("scl_exp", logits, given, [math.exp(gamma * p(logits, i, COMPLEMENTARY[i]) - (1 - gamma) * p(logits, i, GUESS[i])) for i in range(N)])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])
+def test_log_ce_mcl(logits: Tensor, gamma: float) -> None:
+    rows = [
+        -(K - 1)
+        / len(labels)
+        * math.log(gamma * sum(p(logits, i, j) for j in range(K) if j not in labels) + (1 - gamma) * p(logits, i, SET_GUESS[i]))
+        for i, labels in enumerate(SETS)
+    ]
+    check("log", logits, Targets(candidates(SETS), gamma, torch.tensor(SET_GUESS)), rows)
+
+
+def test_log_of_a_single_candidate_is_cross_entropy(logits: Tensor) -> None:
+    truth = torch.tensor([i % K for i in range(N)])
+    sole = torch.nn.functional.one_hot(truth, K).bool()
+    torch.testing.assert_close(LOSSES["log"](logits, Targets(sole)), torch.nn.functional.cross_entropy(logits, truth))
+
+
+# The propositions
+
+
+def test_proposition_1_free_averaged_over_the_wrong_classes_is_cross_entropy(logits: Tensor) -> None:
+    for true in range(K):
+        wrong = [j for j in range(K) if j != true]
+        image = logits[:1].expand(K - 1, K)
+        free = LOSSES["free"](image, Targets(candidates([{label} for label in wrong])))
+        assert float(free) == pytest.approx(-math.log(p(logits, 0, true)), rel=1e-9)
+
+
+def test_proposition_2_empirical_inner_maxima_differ() -> None:
+    """On a grid of a two-dimensional ball: with all complementary labels the maxima agree; with one, theirs lies higher on average, and elsewhere."""
+    weights = torch.randn(2, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x, epsilon, true = torch.tensor([0.3, 0.6], dtype=torch.float64), 0.25, 2
+    steps = torch.linspace(-epsilon, epsilon, 41, dtype=torch.float64)
+    ball = x + torch.cartesian_prod(steps, steps)
+    loss = -(3 * ball @ weights).log_softmax(1)  # (points, K)
+    ordinary = loss[:, true]
+    free = {label: -(K - 1) * loss[:, label] + loss.sum(1) for label in range(K) if label != true}
+    averaged = torch.stack(list(free.values())).mean(0)
+    torch.testing.assert_close(averaged.max(), ordinary.max())  # over all labels: the same problem
+    assert averaged.argmax() == ordinary.argmax()
+    maxima = torch.stack([values.max() for values in free.values()])
+    assert maxima.mean() > ordinary.max() + 0.1  # one label each: a mean of maxima lies above the maximum of the mean
+    assert any(values.argmax() != ordinary.argmax() for values in free.values())

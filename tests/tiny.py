@@ -1,0 +1,67 @@
+"""Small things that train in moments: images, a network with every kind of state, and each recipe shrunk to them."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from atcl.labels import LabelSource, weaken
+from atcl.models import Dropout
+from atcl.recipes import METHODS, TASKS, Recipe, Task
+from atcl.runs import Problem
+from atcl.truth import Split, Truth
+
+CLASSES = 5
+SHAPE = (1, 6, 6)
+
+
+def split(n: int = 20, seed: int = 0) -> Split:
+    """Images that brighten one stripe by class, with noise."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES
+    x = torch.randint(0, 120, (n, *SHAPE), generator=rng)
+    x[torch.arange(n), 0, labels] += 120
+    return Split(x.to(torch.uint8), Truth(labels, CLASSES))
+
+
+def problem(labels: LabelSource) -> Problem:
+    """Weak labels for twenty images, with the truth of those and of ten others."""
+    train = split()
+    return Problem(weaken(train, labels, seed=3), train.truth, split(10, seed=1))
+
+
+class TinyNet(nn.Module):
+    """Batch statistics, dropout of ours and of PyTorch's: everything that a resumed run could lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), Dropout(0.2), nn.Dropout(0.2), nn.Linear(144, CLASSES)
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def shrunk(task: Task) -> Task:
+    """A task of five epochs of three small batches."""
+    return replace(
+        task, dataset="tiny", model="TinyNet", epochs=5, two_stage=(2, 3), batch_size=8, opening=2, scheduling=2, remember_from=1,
+        budget=replace(task.budget, steps=2, step_size=task.budget.epsilon), decay=(2,) if task.decay else (), rise=min(task.rise, 2),
+        augmentation=replace(task.augmentation, padding=min(task.augmentation.padding, 1)),
+    )  # fmt: skip
+
+
+def recipes() -> dict[str, Recipe]:
+    """Every recipe, shrunk; those of MNIST and Kuzushiji, and of CIFAR-10 and SVHN, are then the same and appear once."""
+    found: dict[str, Recipe] = {}
+    for name, task in TASKS.items():
+        for method, build in METHODS.items():
+            small = build(shrunk(task))
+            if small not in found.values():
+                found[f"{name}/{method}"] = small
+    return found
+
+
+RECIPES = recipes()
