@@ -215,7 +215,7 @@ _CIFAR10 = Task(
 )  # fmt: skip
 
 _DIGITS = Task(
-    dataset="digits", model="tiny_cnn", epochs=100, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
+    dataset="digits", model="tiny_cnn", epochs=80, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
     budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
     natural_optimizer=Adam(), natural_lr=1e-3, selection="last",
 )  # fmt: skip
