@@ -46,10 +46,7 @@ class Train:
         wanted = _wanted(self.recipe, overrides, "train")
         out = self.out or Path("runs", *folder_of(self.recipe, wanted), f"seed-{self.seed}")
         console.print(f"{self.recipe}, seed {self.seed}, to {out}", highlight=False)
-        try:
-            done = _train(console, wanted, self.recipe, self.seed, out, self.device, self.data_dir)
-        except KeyboardInterrupt:
-            raise AtclError(f"stopped; the same command goes on with {out}") from None
+        done = _train(console, wanted, self.recipe, self.seed, out, self.device, self.data_dir)
         console.print(caption(done.result), highlight=False)
         console.print(metrics_table(done.result, REPORTED))
         console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
@@ -177,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"atcl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("atcl: stopped", file=sys.stderr)
+        print("atcl: stopped; the same command goes on where it was", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of a pipe has left; nothing more to say to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,14 +1,9 @@
 """A run in its folder: stages in order, checkpoints, resume, the chosen epoch, its result. Here alone weak data and truth meet."""
 
 import hashlib
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ from torch.nn import Module
 from atcl import checkpoints, journal
 from atcl.batches import WeakData
 from atcl.data import DATASETS
+from atcl.environment import environment, resolve
 from atcl.errors import AtclError, pick
 from atcl.evaluation import Measurement, evaluate
 from atcl.files import read_json, sole_writer, write_json, write_whole
@@ -131,7 +127,10 @@ def open_run(folder: Path | str) -> Run:
     if not (folder / "recipe.json").exists():
         raise AtclError(f"{folder} is not the folder of a run: there is no recipe.json in it")
     told = read_json(folder / "recipe.json")
-    return Run(folder, from_data(told["recipe"], KINDS), told["name"], told["seed"])
+    try:
+        return Run(folder, from_data(told["recipe"], KINDS), told["name"], told["seed"])
+    except KeyError as error:
+        raise AtclError(f"{folder / 'recipe.json'} is not of a run: it lacks {error}") from None
 
 
 def train(
@@ -149,6 +148,8 @@ def train(
     run = Run(Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}"), wanted, name, seed)
     target = resolve(device)
     problem = problem or _problem(wanted, seed, data_dir)
+    if problem.test is None and (wanted.looks_at_test_truth or wanted.selection != "last"):
+        raise AtclError("this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last")
     watcher = watcher or Watcher()
     with sole_writer(run.folder):
         _claim(run, problem)
@@ -167,19 +168,6 @@ def folder_of(name: str, wanted: Recipe) -> tuple[str, str]:
     dataset, _, method = name.partition("/")
     plain = name in RECIPES and RECIPES[name]() == wanted
     return dataset, method if plain else f"{method}-{digest(wanted)}"
-
-
-def resolve(device: str) -> torch.device:
-    """Return the device of a name; `auto` is the GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError:
-        raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda") from None
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
-    return resolved
 
 
 def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
@@ -319,8 +307,6 @@ def _teacher(stage: Stage, done: Position) -> Module:
     """Return the model that relabels."""
     # Paper: the best by validation; official code: the best by natural accuracy on the test set. The default is the last epoch, without truth.
     if stage.teacher == "test_natural":
-        if not done.best.weights:
-            raise AtclError("the teacher `test_natural` is chosen on a test set, and there is none: set teacher to last")
         done.learner.frozen.load_state_dict(done.best.weights)
     return done.learner.frozen
 
@@ -341,26 +327,3 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
         "environment": environment(problem.train.x.device), "recipe": to_data(run.recipe),
     }  # fmt: skip
     write_json(run.folder / "result.json", result)
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return what the numbers were made with."""
-    return {
-        "atcl": version("atcl"),
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
-        "platform": sys.platform,
-    }
-
-
-def _commit() -> str | None:
-    """Return the commit of the source, where the package runs from a checkout."""
-    here = Path(__file__).parent
-    try:
-        described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True)
-        return described.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

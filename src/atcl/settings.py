@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -61,12 +62,8 @@ def parse(target: Any, arguments: Sequence[str], program: str, **options: Any) -
 
 
 def _one_line(page: str) -> str:
-    """Return what a boxed error page says before its first rule, and the first remedy that it offers."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in page.splitlines()]
-    text: list[str] = []
-    for line in lines[1:]:
-        if set(line) <= {"─"}:
-            break
-        text.append(line)
-    remedy = next((lines[number + 1] for number, line in enumerate(lines[:-1]) if line.startswith("Perhaps you meant")), "")
-    return " ".join(text) + (f"; did you mean {remedy.split()[0]}?" if remedy else "")
+    """Return what an error page says in its first block, and the first remedy that it offers."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│|╭╮╰╯+ ") for line in page.splitlines()[1:]]
+    blocks = [" ".join(block) for rule, block in itertools.groupby(lines, key=lambda line: not line.strip("─-")) if not rule]
+    remedy = next((block.split()[3] for block in blocks if block.startswith("Perhaps you meant")), None)
+    return blocks[0] + (f"; did you mean {remedy}?" if remedy else "")

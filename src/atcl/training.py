@@ -167,6 +167,7 @@ class Learner:
 
     def turn(self, phase: Phase) -> None:
         """Set the dials of an epoch."""
+        self.frozen.eval()  # whatever an observer did to it
         for dial, value in (
             (self.epsilon, phase.budget.epsilon),
             (self.step_size, phase.budget.step_size),

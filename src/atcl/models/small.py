@@ -36,7 +36,7 @@ class SmallCNN(nn.Module):
 
 
 class TinyCNN(nn.Module):
-    """A small network for small images such as the embedded 8x8 digits: three 3x3 convolutions, two of which halve the size, and two linear layers."""
+    """A small network for small images such as the embedded 8x8 digits: three 3x3 convolutions, two of them halving the size, two linear layers."""
 
     def __init__(self, classes: int, shape: tuple[int, int, int] = (1, 8, 8), width: int = 32) -> None:
         super().__init__()

@@ -1,0 +1,31 @@
+# `make run` and `make test` need Python 3.11 or newer, make and a package index; everything else they install into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test results clean
+
+run: $(VENV)/installed  ## train the default recipe on the embedded digits, evaluate it, print a table
+	$(BIN)/atcl train
+
+test: $(VENV)/installed-test  ## all checks: format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n auto
+
+results: $(VENV)/installed  ## remake the README's table: run what results/ lacks
+	$(BIN)/atcl reproduce digits --write README.md
+
+clean:  ## remove the environment and caches, never runs or results
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(INSTALL) --editable '.[test]'
+	touch $@

@@ -1,0 +1,49 @@
+"""The machine: which device to use, and what the numbers were made with."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atcl.errors import AtclError
+
+
+def resolve(device: str) -> torch.device:
+    """Return the device of a name; `auto` is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
+    return resolved
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return what the numbers were made with."""
+    return {
+        "atcl": version("atcl"),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "platform": sys.platform,
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the source, where the package runs from a checkout."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+        return described.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,84 @@
+"""The modules and their permitted imports, as docs/architecture.md draws them."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/atcl"
+BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training")
+SEEING = {"truth", "labels", "data", "evaluation", "recipes", "runs", "experiments", "console", "cli"}
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports() -> dict[str, set[str]]:
+    """Return what each module of the package imports of the package; `models` counts as one."""
+    found: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        here = found.setdefault(module_of(path), set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "atcl":
+                here |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("atcl."):
+                here.add(node.module.split(".")[1])
+            elif isinstance(node, ast.Import):
+                here |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("atcl.")}
+    return {name: used - {name} for name, used in found.items()}
+
+
+def permitted() -> dict[str, set[str]]:
+    block = re.search(r"```imports\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.S)
+    assert block
+    return {name.strip(): set(used.split()) for name, used in (line.split(":") for line in block[1].strip().splitlines())}
+
+
+def test_the_page_names_every_module_and_its_imports_exactly() -> None:
+    drawn = {name: used for name, used in imports().items() if name not in ("__init__", "__main__")}
+    assert drawn == permitted()
+
+
+def reachable(name: str, arrows: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    rest = [name]
+    while rest:
+        for used in arrows[rest.pop()] - seen:
+            seen.add(used)
+            rest.append(used)
+    return seen
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_training_cannot_reach_the_truth_by_import(name: str) -> None:
+    assert not reachable(name, imports()) & SEEING
+
+
+def test_there_is_no_cycle() -> None:
+    arrows = imports()
+    assert [name for name in arrows if name in reachable(name, arrows)] == []
+
+
+def test_the_loop_stays_on_one_screen_with_its_step_in_plain_sight() -> None:
+    tree = ast.parse((SOURCE / "training.py").read_text())
+    (fit,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit"]
+    assert fit.end_lineno is not None
+    assert fit.end_lineno - fit.lineno < 45
+    body = ast.unparse(fit)
+    assert "loss.backward()" in body
+    assert "learner.optimizer.step()" in body
+
+
+def test_no_module_outgrows_its_one_idea() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert max(lengths.values()) <= 330, lengths
+
+
+def test_nothing_is_loaded_in_a_way_that_could_execute_code() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert "torch.load(" not in text.replace("safetensors.torch.load(", "")
+        assert "pickle" not in text.replace("allow_pickle=False", "")

@@ -1,0 +1,155 @@
+"""The command line: what it prints, and one clear line for each mistake."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from atcl.cli import COMMANDS, LISTED, main
+
+SMALL = [
+    *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),
+    *("--stages.0.batch-size", "350", "--stages.0.budget.steps", "2"),
+]
+
+
+def atcl(*words: str, **more: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "atcl", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", "--out", out, *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert "epsilon 0.150" in printed
+    assert "agreement" in printed
+    assert "left" in printed
+    assert "PGD20" in printed
+    assert printed.strip().splitlines()[-1] == f"recipe, journal, model and result lie in {out}"
+    assert main(["evaluate", out, "--attacks", "natural", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["recipe"]["model"] == "mlp"
+    assert main(["evaluate", out, "--attacks", "natural", "cw30"]) == 0
+    assert "CW30" in capsys.readouterr().out
+
+
+def test_default_folder_keeps_variants_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--seed", "7", *SMALL]) == 0
+    (run,) = (tmp_path / "runs/digits").iterdir()
+    assert run.name.startswith("warmup-pla-")
+    assert (run / "seed-7/result.json").exists()
+
+
+def test_show_prints_settings_that_can_be_given_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "kuzushiji/warmup-pla"]) == 0
+    printed = capsys.readouterr().out
+    given = [word for line in printed.splitlines() if line.startswith("--") for word in line.split()]
+    assert main(["show", "kuzushiji/warmup-pla", *given]) == 0
+    assert capsys.readouterr().out == printed
+    assert "0.1500" in printed
+    assert main(["show", "--stages.0.epochs", "3"]) == 0
+    assert "--stages.0.epochs 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", LISTED)
+def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", what]) == 0
+    assert capsys.readouterr().out.split() == list(LISTED[what])
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], *([command, "--help"] for command in COMMANDS)])
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        assert main(words) == 0
+    assert "atcl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tarin"], "unknown command 'tarin'; did you mean 'train'?"),
+        (["train", "digits/warmup-pal"], "unknown recipe 'digits/warmup-pal'; did you mean 'digits/warmup-pla'?"),
+        (["train", "--stages.0.epoch", "3"], "--stages.0.epochs"),
+        (["train", "--stages.0.epochs", "three"], "--stages.0.epochs"),
+        (["train", "--stages.0.budget.epsilon", "-0.1"], "epsilon -0.1"),
+        (["train", "--stages.0.budget.steps", "0"], "the attack takes 0 steps"),
+        (["train", "--labels.number", "10"], "10 complementary labels cannot be drawn among 10 classes: give 1 to 9"),
+        (["train", "--model", "tiny-cnn"], "did you mean 'tiny_cnn'?"),
+        (["train", "--dataset", "digit"], "did you mean 'digits'?"),
+        (["train", "--device", "gpu"], "unknown device 'gpu'"),
+        (["train", "--seed", "one"], "--seed"),
+        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "/nowhere/kmnist.npz"),
+        (["train", "--out", "/proc/atcl"], "cannot write to /proc/atcl"),
+        (["train", "--model", "small_cnn"], "too small"),
+        (["evaluate", "/nowhere"], "not the folder of a run"),
+        (["evaluate"], "folder of a run"),
+        (["evaluate", "/nowhere", "--speed", "3"], "does not know --speed 3"),
+        (["list", "recipe"], "'recipes'"),
+        (["show", "digits/oracel"], "did you mean 'digits/oracle'?"),
+        (["reproduce", "table7"], "unknown experiment"),
+        pytest.param(
+            ["train", "--device", "cuda"], "no CUDA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+        ),
+    ],
+)
+def test_a_mistake_gives_one_clear_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("atcl: ")
+    assert len(said.splitlines()) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in (".lock", "recipe.json", "journal.jsonl")]
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_full_disk_gives_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """A limit on the size of a file stands in for the disk: the journal fits, the checkpoint does not."""
+    words = ["train", "--out", str(tmp_path / "run"), *SMALL]
+    limited = atcl(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
+    _, said = limited.communicate(timeout=120)
+    assert limited.returncode == 1
+    assert said.startswith("atcl: cannot write to ")
+    assert "File too large" in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.rglob("*.part"))
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+    assert main(words) == 0
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--out", str(tmp_path), *SMALL, "--stages.0.epochs", "400"]
+    child = atcl(*words)
+    journal = tmp_path / "journal.jsonl"
+    while child.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 2):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said == "atcl: stopped; the same command goes on where it was\n"
+    done = journal.read_bytes().count(b"\n")
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    # the signal may have come between the line of the journal and its checkpoint
+    assert any(f"going on after epoch {epoch}\n" in printed for epoch in (done, done - 1))
+    assert journal.read_bytes().count(b"\n") == 400
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    child = subprocess.run(
+        f"{sys.executable} -m atcl list recipes | head -n 1", shell=True, capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )  # fmt: skip
+    assert child.stdout == "digits/warmup-pla\n"
+    assert child.stderr == ""

@@ -1,0 +1,60 @@
+"""The README's commands exist, and its numbers are those of the committed results."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from atcl.cli import main
+from atcl.experiments import EXPERIMENTS, missing, result_path, table, with_table
+from atcl.files import read_json
+from atcl.recipes import KINDS, recipe
+from atcl.settings import digest, from_data
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+RESULTS = ROOT / "results"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_tables_follow_from_the_committed_results(name: str) -> None:
+    assert not missing(EXPERIMENTS[name], RESULTS)
+    assert with_table(README, name, table(EXPERIMENTS[name], RESULTS)) == README
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("result.json")), ids=lambda path: "-".join(path.parts[-4:-1]))
+def test_each_result_lies_where_its_settings_say(path: Path) -> None:
+    result = read_json(path)
+    settings = from_data(result["recipe"], KINDS)
+    assert digest(settings) == result["digest"]
+    assert settings == recipe(result["name"])
+    assert path == result_path(RESULTS, result["name"], result["seed"])
+    for one in result["metrics"].values():
+        assert one["accuracy"] == pytest.approx(100 * one["correct"] / one["images"])
+
+
+def accuracy(name: str, metric: str) -> float:
+    values: list[float] = [read_json(result_path(RESULTS, name, seed))["metrics"][metric]["accuracy"] for seed in (1, 2, 3)]
+    return sum(values) / 3
+
+
+def test_direct_training_fails_and_ours_does_not() -> None:
+    assert accuracy("digits/direct-log", "pgd20") <= 20
+    assert accuracy("digits/warmup-pla", "pgd20") >= 50
+    assert accuracy("digits/oracle", "pgd20") >= accuracy("digits/warmup-pla", "pgd20")
+
+
+def test_commands_of_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^atcl ((?:show|list) .*?)(?:  +#.*)?$", README, re.M)
+    assert commands
+    for command in commands:
+        assert main(command.split()) == 0, command
+    targets = set(re.findall(r"^make ([\w-]+)", README, re.M))
+    assert {"run", "test"} <= targets
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_files_that_the_readme_points_to_exist() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link
