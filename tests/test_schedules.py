@@ -2,10 +2,10 @@ import math
 
 import pytest
 
+from atcl.attacks import Budget
 from atcl.errors import AtclError
 from atcl.recipes import recipe
 from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
-from atcl.training import Budget
 
 FULL = Budget(epsilon=0.3, step_size=0.01, steps=40)
 

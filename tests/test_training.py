@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atcl.attacks import Budget
 from atcl.batches import WeakData, rule_out
 from atcl.errors import AtclError
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import Targets
 from atcl.objectives import MinMax, Trades
 from atcl.schedules import Constant
-from atcl.training import Adam, Budget, Learner, Sgd, Snapshot, Stage, Step, fit
+from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, Step, fit
 from tests import tiny
 
 STAGE = Stage(3, 8, Sgd(), Constant(0.05), budget=Budget(0.1, 0.05, 2))

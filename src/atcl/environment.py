@@ -4,7 +4,7 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def resolve(device: str) -> torch.device:
 def environment(device: torch.device) -> dict[str, Any]:
     """Return what the numbers were made with."""
     return {
-        "atcl": version("atcl"),
+        "atcl": _version(),
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -37,6 +37,14 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "platform": sys.platform,
     }
+
+
+def _version() -> str | None:
+    """Return the installed version; None where the source runs without being installed."""
+    try:
+        return version("atcl")
+    except PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from atcl.attacks import Budget
 from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
 from atcl.evaluation import Threat
@@ -13,7 +14,7 @@ from atcl.losses import LOSSES
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
 from atcl.supervision import CandidatesOnly, PseudoLabels
-from atcl.training import Adam, Budget, Sgd, Stage
+from atcl.training import Adam, Sgd, Stage
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from atcl.files import read_json, sole_writer, write_json, write_whole
 from atcl.labels import weaken
 from atcl.models import MODELS
 from atcl.recipes import KINDS, RECIPES, Recipe, recipe
+from atcl.selection import Best, tracked
 from atcl.settings import digest, from_data, to_data
 from atcl.supervision import guesses, relabel, with_sole_candidate
 from atcl.training import Learner, Snapshot, Stage, derive, fit
@@ -49,35 +50,6 @@ class Watcher:
 
     def say(self, text: str) -> None:
         """Something that the user should know."""
-
-
-@dataclass
-class Best:
-    """The best model of a stage by a metric on the test set, where a rule asks for it."""
-
-    metric: str | None
-    score: float = -1.0
-    epoch: int = 0
-    weights: dict[str, Tensor] = field(default_factory=dict)
-
-    def see(self, score: float, epoch: int, model: Module) -> None:
-        """Keep a model that beats all before it."""
-        if score > self.score:
-            self.score, self.epoch = score, epoch
-            self.weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-    def state(self) -> dict[str, Tensor]:
-        """Return it as named tensors, empty where no rule asks for it."""
-        if not self.weights:
-            return {}
-        weights = {f"best.{name}": tensor for name, tensor in self.weights.items()}
-        return {**weights, "best_score": torch.tensor(self.score, dtype=torch.float64), "best_epoch": torch.tensor(self.epoch)}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Put a saved state back."""
-        self.weights = {name.removeprefix("best."): tensor for name, tensor in state.items() if name.startswith("best.")}
-        if self.weights:
-            self.score, self.epoch = float(state["best_score"]), int(state["best_epoch"])
 
 
 class Run:
@@ -225,7 +197,7 @@ def _train(run: Run, problem: Problem, build: Callable[[], Module] | None, watch
 
 def _opened(run: Run, problem: Problem, build: Callable[[], Module] | None) -> Position:
     """Return the start of the first stage."""
-    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(_tracked(run.recipe, 0)))
+    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(tracked(run.recipe, 0)))
 
 
 def _advanced(run: Run, problem: Problem, build: Callable[[], Module] | None, done: Position) -> Position:
@@ -239,7 +211,7 @@ def _advanced(run: Run, problem: Problem, build: Callable[[], Module] | None, do
     learner.epoch = 0
     if stage.fresh:
         learner = _fresh(run, number, data, build)
-    return Position(number, learner, data, Best(_tracked(run.recipe, number)))
+    return Position(number, learner, data, Best(tracked(run.recipe, number)))
 
 
 def _restored(run: Run, problem: Problem, build: Callable[[], Module] | None, saved: dict[str, Tensor]) -> Position:
@@ -247,7 +219,7 @@ def _restored(run: Run, problem: Problem, build: Callable[[], Module] | None, sa
     state = checkpoints.to_device(saved, problem.train.x.device)
     number = int(state["stage"])
     data = with_sole_candidate(problem.train, state["relabelled"]) if "relabelled" in state else problem.train
-    position = Position(number, _fresh(run, number, data, build), data, Best(_tracked(run.recipe, number)))
+    position = Position(number, _fresh(run, number, data, build), data, Best(tracked(run.recipe, number)))
     position.learner.load(state)
     position.best.load(state)
     return position
@@ -294,13 +266,6 @@ def _build(wanted: Recipe, images: WeakData | Split) -> Module:
     channels, height, width = images.x.shape[1:]
     classes = images.classes if isinstance(images, WeakData) else images.truth.classes
     return pick(MODELS, wanted.model, "model")(classes, (channels, height, width))
-
-
-def _tracked(wanted: Recipe, number: int) -> str | None:
-    """Return the metric by which the best epoch of a stage is kept: for a teacher, or for the report."""
-    if number + 1 < len(wanted.stages):
-        return "natural" if wanted.stages[number + 1].teacher == "test_natural" else None
-    return "pgd20" if wanted.selection == "test_pgd20" else None
 
 
 def _teacher(stage: Stage, done: Position) -> Module:

@@ -4,61 +4,21 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from atcl.attacks import NORMS, STARTS, pgd
+from atcl.attacks import GROWING, Budget, pgd
 from atcl.batches import Augmentation, Batch, WeakData, shuffled
-from atcl.errors import AtclError, nearest, pick
+from atcl.errors import AtclError, nearest
 from atcl.losses import Targets
 from atcl.models import draw_from
 from atcl.objectives import MinMax, Objective, loss_of
 from atcl.schedules import Constant, Schedule
 from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, remembered
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the attack may do while training."""
-
-    epsilon: float = 0.0
-    """radius of the ball around each image"""
-    step_size: float = 0.0
-    """length of one ascent"""
-    steps: int = 0
-    """number of ascents; 0 trains on the natural images"""
-    norm: str = "linf"
-    """linf or l2"""
-    start: str = "uniform"
-    """uniform in the ball, gaussian (TRADES) or natural"""
-
-    def __post_init__(self) -> None:
-        if not (self.epsilon >= 0 and self.step_size >= 0 and math.isfinite(self.epsilon) and math.isfinite(self.step_size)):
-            raise AtclError(f"epsilon and step_size must be numbers of at least 0 (epsilon {self.epsilon}, step_size {self.step_size})")
-        if self.steps < 0:
-            raise AtclError(f"an attack takes at least 0 steps, not {self.steps}")
-        if self.epsilon > 0 and self.steps == 0:
-            raise AtclError(f"epsilon is {self.epsilon} but the attack takes 0 steps: give steps, or epsilon 0 for natural training")
-        if self.steps > 0 and self.step_size == 0:
-            raise AtclError(f"the attack takes {self.steps} steps of length 0: give a step_size")
-        pick(NORMS, self.norm, "norm")
-        pick(STARTS, self.start, "start")
-
-    def grown(self, strength: float, grow: Sequence[str]) -> "Budget":
-        """Return the budget with each part in `grow` at `strength` of its full size; at strength 0, no attack."""
-        if strength <= 0:
-            return replace(self, epsilon=0.0, step_size=0.0, steps=0)
-        return replace(
-            self,
-            epsilon=self.epsilon * strength if "epsilon" in grow else self.epsilon,
-            step_size=self.step_size * strength if "step_size" in grow else self.step_size,
-            # rounded first, so that half of 40 steps is 20 however the cosine rounds
-            steps=math.ceil(round(self.steps * strength, 9)) if "steps" in grow else self.steps,
-        )
 
 
 @dataclass(frozen=True)
@@ -120,8 +80,8 @@ class Stage:
         if self.epochs < 1 or self.batch_size < 1:
             raise AtclError(f"a stage has at least 1 epoch and 1 image a batch (epochs {self.epochs}, batch_size {self.batch_size})")
         for part in self.grow:
-            if part not in GROWN:
-                raise AtclError(f"unknown part of a budget {part!r} in grow{nearest(part, GROWN)}")
+            if part not in GROWING:
+                raise AtclError(f"unknown part of a budget {part!r} in grow{nearest(part, GROWING)}")
         if isinstance(self.supervision, PseudoLabels) and not loss_of(self.objective).guesses:
             raise AtclError(f"the loss {self.objective.loss!r} has no form with pseudo-labels: use log, exp, scl_nl or scl_exp")
         for epoch in range(1, self.epochs + 1):
@@ -138,9 +98,6 @@ class Stage:
             raise AtclError(f"the learning rate must be a number of at least 0, but is {lr} in epoch {epoch}")
         remember = isinstance(self.supervision, PseudoLabels) and self.supervision.remembers(epoch)
         return Phase(epoch, self.budget.grown(self.strength(epoch), self.grow), gamma, lr, remember)
-
-
-GROWN = ("epsilon", "step_size", "steps")
 
 
 class Learner:
