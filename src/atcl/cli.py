@@ -99,8 +99,7 @@ class Show:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         wanted = _wanted(self.recipe, overrides, "show")
-        for name, value in _flat(wanted):
-            console.print(f"--{name} {value}", highlight=False, soft_wrap=True)
+        print("\n".join(_lines(wanted)))
         for number, stage in enumerate(wanted.stages, 1):
             console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)
             console.print(schedule_table(stage))
@@ -196,10 +195,11 @@ def _train(console: Console, wanted: Recipe, name: str, seed: int, out: Path, de
         return train(wanted, name=name, seed=seed, out=out, device=device, data_dir=data_dir, watcher=live)
 
 
-def _flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Return the dotted names of settings with their values."""
+def _lines(value: Any, name: str = "") -> list[str]:
+    """Return settings as the options that would give them, each group under the name of its kind."""
     if is_dataclass(value):
-        return [pair for part in fields(value) for pair in _flat(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
+        kind = [f"# {name}: {type(value).__name__}"] if name else []
+        return kind + [line for part in fields(value) for line in _lines(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [pair for number, part in enumerate(value) for pair in _flat(part, f"{name}.{number}")]
-    return [(name, " ".join(map(str, value)) if isinstance(value, tuple) else value)]
+        return [line for number, part in enumerate(value) for line in _lines(part, f"{name}.{number}")]
+    return [f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"]

@@ -60,9 +60,9 @@ class Live(Watcher):
 
 
 def costs(recipe: Recipe) -> dict[Place, int]:
-    """Return the price of each epoch in passes through the network: one, and one for each attack step."""
+    """Return the price of each epoch in passes through the network: about three for the update, one for each attack step."""
     return {
-        (number, epoch): 1 + stage.phase(epoch).budget.steps for number, stage in enumerate(recipe.stages) for epoch in range(1, stage.epochs + 1)
+        (number, epoch): 3 + stage.phase(epoch).budget.steps for number, stage in enumerate(recipe.stages) for epoch in range(1, stage.epochs + 1)
     }
 
 
