@@ -9,26 +9,55 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atcl"
 BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training")
-SEEING = {"truth", "labels", "data", "evaluation", "recipes", "runs", "experiments", "console", "cli"}
+SEEING = {"atcl", "truth", "labels", "data", "evaluation", "recipes", "runs", "running", "selection", "experiments", "console", "cli"}
 
 
 def module_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def imported(source: str) -> set[str]:
+    """Return the modules of the package that a piece of source imports, and "atcl" where it takes the whole or hides the name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.add("atcl")  # relative imports are not used here
+        elif isinstance(node, ast.ImportFrom) and node.module == "atcl":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("atcl."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            found |= {parts[min(1, len(parts) - 1)] for parts in names if parts[0] == "atcl"}
+        elif isinstance(node, ast.Name) and node.id in ("__import__", "importlib"):
+            found.add("atcl")
+    return found
+
+
 def imports() -> dict[str, set[str]]:
     """Return what each module of the package imports of the package; `models` counts as one."""
     found: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        here = found.setdefault(module_of(path), set())
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "atcl":
-                here |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("atcl."):
-                here.add(node.module.split(".")[1])
-            elif isinstance(node, ast.Import):
-                here |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("atcl.")}
+        found.setdefault(module_of(path), set()).update(imported(path.read_text()))
     return {name: used - {name} for name, used in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from atcl.truth import Truth", {"truth"}),
+        ("from atcl import truth, losses", {"truth", "losses"}),
+        ("import atcl.truth", {"truth"}),
+        ("import atcl.models.layers", {"models"}),
+        ("import atcl", {"atcl"}),
+        ("from .truth import Truth", {"atcl"}),
+        ("def f():\n    from atcl.truth import Truth", {"truth"}),
+        ("__import__('atcl.truth')", {"atcl"}),
+        ("import torch", set()),
+    ],
+)
+def test_no_form_of_import_goes_unseen(source: str, found: set[str]) -> None:
+    assert imported(source) == found
 
 
 def permitted() -> dict[str, set[str]]:
@@ -46,7 +75,7 @@ def reachable(name: str, arrows: dict[str, set[str]]) -> set[str]:
     seen: set[str] = set()
     rest = [name]
     while rest:
-        for used in arrows[rest.pop()] - seen:
+        for used in arrows.get(rest.pop(), set()) - seen:
             seen.add(used)
             rest.append(used)
     return seen

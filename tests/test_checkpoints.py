@@ -1,3 +1,6 @@
+import errno
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,7 +9,8 @@ import torch
 from atcl import checkpoints, journal
 from atcl.errors import AtclError
 from atcl.files import sole_writer, write_whole
-from atcl.runs import Run, train
+from atcl.running import train
+from atcl.runs import Run
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]
@@ -107,12 +111,94 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
     assert path.read_bytes() == before
 
 
-def test_a_second_writer_is_refused_and_leftovers_are_cleared(tmp_path: Path) -> None:
-    (tmp_path / ".model.safetensors.123.part").write_bytes(b"half")
-    with sole_writer(tmp_path):
-        assert not list(tmp_path.glob(".*.part"))
-        with pytest.raises(AtclError, match="another process"), sole_writer(tmp_path):
-            pass
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with sole_writer(tmp_path), pytest.raises(AtclError, match="another process"), sole_writer(tmp_path):
+        pass
+
+
+def test_our_leftovers_are_cleared_and_nothing_else(stopped: Path) -> None:
+    ours = [stopped / ".model.safetensors.123.part", stopped / "checkpoints/.stage-0-epoch-0003-0.safetensors.77.part"]
+    theirs = [stopped / ".thesis.part", stopped / "deep/.file.9.part"]
+    theirs[1].parent.mkdir()
+    for path in ours + theirs:
+        path.write_bytes(b"half")
+    go(stopped)
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in theirs)
+
+
+def test_a_redone_epoch_replaces_its_damaged_twin(tmp_path: Path) -> None:
+    """On a GPU an epoch that is done again may differ in its last bits, and so in its name."""
+    for epoch in (3, 4, 5):
+        checkpoints.save(tmp_path, 0, epoch, {"epoch": torch.tensor(epoch)})
+    damage(checkpoints.stored(tmp_path)[0], "truncated")
+    checkpoints.save(tmp_path, 0, 5, {"epoch": torch.tensor(5), "other": torch.tensor(1)})
+    states = [checkpoints.unpacked(path.read_bytes(), path) for path in checkpoints.stored(tmp_path)]
+    assert [int(state["epoch"]) for state in states] == [5, 4]
+
+
+class PowerCut(BaseException):
+    """Nothing catches it, as nothing runs after a power cut."""
+
+
+@pytest.mark.parametrize("verb", ["fsync", "replace", "unlink"])
+def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    recipe = tiny.RECIPES["mnist/two-stage-test-teacher"]
+    recipe = replace(recipe, stages=tuple(replace(stage, epochs=1 + (stage.teacher == "none")) for stage in recipe.stages))
+
+    def run(folder: Path) -> None:
+        train(recipe, seed=1, out=folder, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet)
+
+    def outcome(folder: Path) -> tuple[list[journal.Record], bytes]:
+        records = [{key: value for key, value in record.items() if key != "seconds"} for record in journal.read(folder / "journal.jsonl")]
+        return records, (folder / "model.safetensors").read_bytes()
+
+    run(tmp_path / "whole")
+    real, calls = getattr(os, verb), 0
+
+    def failing(*words: object, **more: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == fatal:
+            raise PowerCut
+        return real(*words, **more)
+
+    for fatal in range(1, 200):
+        folder, calls = tmp_path / str(fatal), 0
+        with monkeypatch.context() as patched:
+            patched.setattr(os, verb, failing)
+            try:
+                run(folder)
+            except PowerCut:
+                pass
+            else:
+                break
+        run(folder)
+        assert outcome(folder) == outcome(tmp_path / "whole"), f"cut at {verb} number {fatal}"
+    assert fatal >= (2 if verb == "unlink" else 8)
+
+
+def test_a_full_disk_keeps_the_checkpoints_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = go(tmp_path / "whole")
+    real, left = os.fsync, 14  # enough for two epochs and a bit
+
+    def filling(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", filling)
+        with pytest.raises(AtclError, match="No space left on device; make room"):
+            go(tmp_path / "full")
+    kept = checkpoints.stored(tmp_path / "full/checkpoints")
+    assert kept
+    assert checkpoints.newest(tmp_path / "full/checkpoints", pytest.fail) is not None
+    assert not list(tmp_path.rglob("*.part"))
+    go(tmp_path / "full")
+    assert (tmp_path / "full/model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
 def test_nothing_that_is_loaded_can_carry_code(tmp_path: Path) -> None:

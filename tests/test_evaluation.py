@@ -1,3 +1,7 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -38,14 +42,76 @@ def test_bad_requests() -> None:
         evaluate(TinyNet(), split(), THREAT, ["pgd2"])
     with pytest.raises(AtclError, match="empty"):
         evaluate(TinyNet(), Split(split().x[:0], Truth(split().truth.labels[:0], 5)), THREAT, ["natural"])
-    with pytest.raises(AtclError, match="epsilon"):
-        Threat(-0.1, 0.1)
+    for epsilon, step_size in ((-0.1, 0.1), (float("inf"), 0.1), (0.1, 0.0), (float("nan"), 0.1)):
+        with pytest.raises(AtclError, match="epsilon"):
+            Threat(epsilon, step_size)
+    for more in ({"batch_size": 0}, {"seed": -1}, {"seed": 10**30}):
+        with pytest.raises(AtclError, match="at least 1"):
+            evaluate(TinyNet(), split(), THREAT, ["natural"], **more)
+    with pytest.raises(AtclError, match="at least one attack"):
+        evaluate(TinyNet(), split(), THREAT, [])
+    for x in (split().x.float(), split().x.long(), split().x[0]):
+        with pytest.raises(AtclError, match="images"):
+            Split(x, split().truth)
     with pytest.raises(AtclError, match="0 to 3"):
         Truth(torch.tensor([4]), 4)
     with pytest.raises(AtclError, match="int64"):
         Truth(torch.tensor([1.0]), 4)
     with pytest.raises(AtclError, match="images but"):
         Split(split().x, Truth(torch.tensor([1]), 4))
+
+
+def test_a_model_that_returns_nan_has_no_accuracy() -> None:
+    layer = nn.Linear(36, 5)
+    nn.init.constant_(layer.weight, torch.nan)
+    with pytest.raises(AtclError, match="not finite"):
+        evaluate(nn.Sequential(nn.Flatten(), layer), split(), THREAT, ["natural"])
+
+
+def test_a_model_without_parameters_is_measured_too() -> None:
+    x = torch.eye(4).view(4, 1, 2, 2)
+    assert evaluate(nn.Flatten(), Split(x, Truth(torch.arange(4), 4)), THREAT, ["pgd20"])["pgd20"].accuracy == 100
+
+
+GOOD: dict[str, Any] = {
+    "x_train": np.zeros((4, 2, 2), np.uint8),
+    "y_train": np.arange(4),
+    "x_test": np.zeros((2, 2, 2), np.uint8),
+    "y_test": np.arange(2),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": np.zeros((4, 4), np.uint8)}, "x_train has the shape"),
+        ({"x_train": np.zeros((4, 3, 8, 8), np.uint8)}, "x_train has the shape"),
+        ({"x_test": np.zeros((2, 3, 3), np.uint8)}, "differ in shape"),
+        ({"x_test": np.full((2, 2, 2), 200.0)}, r"floats in \[0, 1\]"),
+        ({"x_train": np.full((4, 2, 2), "a")}, "must be numbers"),
+        ({"y_train": np.arange(4) + 0.5}, "one whole number"),
+        ({"y_train": np.array(list("abcd"))}, "one whole number"),
+        ({"y_test": np.arange(3)}, "2 images but 3 true labels"),
+        ({"y_test": np.array([0, 10])}, "0 to 9"),
+        ({"y_test": None}, "y_test can be read"),
+    ],
+)
+def test_a_damaged_dataset_file_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    arrays: dict[str, Any] = {name: array for name, array in (GOOD | change).items() if array is not None}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    with pytest.raises(AtclError, match=message) as refused:
+        DATASETS["mnist"](tmp_path)
+    assert "mnist.npz: " in str(refused.value)
+
+
+def test_a_good_dataset_file_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mnist.npz", **GOOD)
+    assert DATASETS["mnist"](tmp_path).shape == (1, 2, 2)
+    np.savez(tmp_path / "cifar10.npz", **(GOOD | {name: np.zeros((len(GOOD[name]), 5, 6, 3), np.uint8) for name in ("x_train", "x_test")}))
+    assert DATASETS["cifar10"](tmp_path).shape == (3, 5, 6)
+    (tmp_path / "svhn.npz").write_bytes(b"no archive")
+    with pytest.raises(AtclError, match=r"svhn.npz: no x_train"):
+        DATASETS["svhn"](tmp_path)
 
 
 def test_the_embedded_digits() -> None:

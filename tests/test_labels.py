@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator
@@ -60,9 +61,15 @@ def test_as_many_labels_as_classes_are_refused(number: int) -> None:
 def test_rule_out_one_or_several() -> None:
     assert rule_out(2, 3, [0, 2]).tolist() == [[False, True, True], [True, True, False]]
     assert rule_out(2, 3, torch.tensor([0, 2])).tolist() == [[False, True, True], [True, True, False]]
+    assert rule_out(2, 3, np.array([0, 2])).tolist() == [[False, True, True], [True, True, False]]
+    assert rule_out(2, 3, [np.int64(0), np.uint8(2)]).tolist() == [[False, True, True], [True, True, False]]
+    assert rule_out(2, 4, np.array([[0, 1], [3, 3]])).tolist() == [[False, False, True, True], [True, True, True, False]]
     assert rule_out(2, 4, [[0, 1], [3]]).tolist() == [[False, False, True, True], [True, True, True, False]]
     with pytest.raises(AtclError, match="image 1 has complementary label 3"):
         rule_out(2, 3, [0, 3])
+    for nonsense in ([0, 1.5], [0, "1"], [0, None]):
+        with pytest.raises(AtclError, match="image 1 has complementary label"):
+            rule_out(2, 3, nonsense)
     with pytest.raises(AtclError, match="3 images"):
         rule_out(3, 3, [0, 1])
 
@@ -74,10 +81,12 @@ GOOD = rule_out(2, 3, [0, 1])
 @pytest.mark.parametrize(
     ("x", "candidates", "message"),
     [
-        (X[:1], GOOD, r"images \(n, C, H, W\)"),
-        (X[:, 0], GOOD, r"images \(n, C, H, W\)"),
-        (X, GOOD.float(), "type bool"),
+        (X[:1], GOOD, r"candidates are \(1, K\)"),
+        (X[:, 0], GOOD, r"shape \(n, C, H, W\)"),
+        (X, GOOD.float(), "of type bool"),
         (X.float() + 2, GOOD, r"floats in \[0, 1\]"),
+        (X.long(), GOOD, r"got torch.int64"),
+        ([["a"]], GOOD, "array of numbers"),
         (X.float() * torch.nan, GOOD, r"floats in \[0, 1\]"),
         (X, torch.tensor([[True, False, True], [False, False, False]]), "image 1 has every class ruled out"),
         (X, torch.tensor([[True, True, True], [False, True, True]]), "image 0 has no class ruled out"),
@@ -101,6 +110,13 @@ def test_bad_training_data_are_refused(x: torch.Tensor, candidates: torch.Tensor
 def test_bad_transition_matrices_are_refused(transition: torch.Tensor, message: str) -> None:
     with pytest.raises(AtclError, match=message):
         WeakData(X, GOOD, transition)
+
+
+def test_arrays_are_taken_for_tensors() -> None:
+    data = WeakData(X.numpy(), GOOD.numpy(), np.array([[0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]]))  # type: ignore[arg-type]
+    assert torch.equal(data.x, X)
+    assert data.transition is not None
+    assert data.transition.dtype == torch.float32
 
 
 def test_prior_is_the_share_of_each_complementary_label() -> None:

@@ -11,7 +11,8 @@ import atcl.training
 from atcl import checkpoints
 from atcl.labels import Ordinary
 from atcl.recipes import Recipe
-from atcl.runs import Problem, train
+from atcl.running import train
+from atcl.runs import Problem
 from atcl.truth import Split, Truth
 from tests import tiny
 

@@ -12,8 +12,9 @@ from atcl.environment import resolve
 from atcl.errors import AtclError
 from atcl.labels import Complementary
 from atcl.recipes import Recipe
-from atcl.runs import Problem, Run, Watcher, folder_of, name_of, open_run, train
-from atcl.schedules import Constant
+from atcl.running import Watcher, train
+from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
+from atcl.schedules import StepDecay
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]
@@ -28,7 +29,7 @@ def test_a_run_leaves_what_the_design_says(tmp_path: Path) -> None:
     run = go(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "recipe.json", "journal.jsonl", "checkpoints", "model.safetensors", "result.json"}
     result = run.result
-    assert result["selection"] == {"rule": "last", "epoch": 5}
+    assert result["selection"] == {"rule": "last", "stage": 0, "epoch": 5}
     assert set(result["metrics"]) == {"natural", "pgd20", "cw30"}
     assert result["environment"]["torch"] == torch.__version__
     assert len(run.journal) == 5
@@ -67,14 +68,94 @@ def test_the_papers_selection_reports_the_best_epoch_on_the_test_set(tmp_path: P
     assert scores[chosen["epoch"] - 1] == max(scores) == run.result["metrics"]["pgd20"]["accuracy"]
 
 
-def test_evaluating_again_adds_to_the_result(tmp_path: Path) -> None:
-    problem = tiny.problem(RECIPE.labels)
+def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> None:
     run = go(tmp_path)
     first = run.result
-    measured = run.evaluate(["pgd20"], device="cpu", seed=3, batch_size=4, test=problem.test, build=tiny.TinyNet)
-    assert run.result["metrics"]["pgd20"]["seed"] == 3
-    assert run.result["metrics"]["pgd20"]["accuracy"] == measured["pgd20"].accuracy
-    assert run.result["metrics"]["natural"] == first["metrics"]["natural"]
+    assert run.evaluate(["pgd20"], device="cpu", test=tiny.split(5), build=tiny.TinyNet)["pgd20"].images == 5
+    assert run.result == first
+    with pytest.raises(AtclError, match="give the test set"):
+        run.evaluate(["natural"], build=tiny.TinyNet)
+
+
+def test_evaluating_again_adds_to_the_result(tmp_path: Path) -> None:
+    small = replace(atcl.recipe("digits/oracle"), model="mlp")
+    run = train(replace(small, stages=(replace(small.stages[0], epochs=1, batch_size=700),)), out=tmp_path, device="cpu")
+    first = run.result["metrics"]
+    measured = open_run(tmp_path).evaluate(["cw30"], device="cpu", seed=3, batch_size=100)
+    assert run.result["metrics"]["cw30"]["seed"] == 3
+    assert run.result["metrics"]["cw30"]["accuracy"] == measured["cw30"].accuracy
+    assert run.result["metrics"]["natural"] == first["natural"]
+
+
+def test_a_lost_model_or_result_is_written_again(tmp_path: Path) -> None:
+    run = go(tmp_path)
+    model, result = (tmp_path / "model.safetensors").read_bytes(), run.result
+    for name in ("model.safetensors", "result.json"):
+        (tmp_path / name).unlink()
+        with pytest.raises(AtclError, match="the same `atcl train` command goes on"):
+            run.evaluate(["natural"], build=tiny.TinyNet, test=tiny.split())
+        go(tmp_path)
+        assert (tmp_path / "model.safetensors").read_bytes() == model
+        for field in ("selection", "training_seconds", "recipe", "digest"):
+            assert run.result[field] == result[field]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "3", '{"metrics": 1}'])
+def test_a_result_that_is_none_says_so(tmp_path: Path, content: str) -> None:
+    run = go(tmp_path)
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(AtclError, match="not the result of a run"):
+        run.evaluate(["natural"], build=tiny.TinyNet, test=tiny.split())
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    run = go(tmp_path)
+    with pytest.raises(AtclError, match="another model"):
+        run.model(build=lambda: nn.Linear(2, 2))
+
+
+class Wrong(nn.Module):
+    """Logits for another number of classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x.flatten(1))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [(Wrong, "5 classes"), (lambda: nn.Linear(99, 5), "does not take images of shape"), (nn.Flatten, "no parameters")],
+    ids=["logits", "images", "parameters"],
+)
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, build: Build, message: str) -> None:
+    with pytest.raises(AtclError, match=message):
+        train(RECIPE, out=tmp_path / "run", device="cpu", problem=tiny.problem(RECIPE.labels), build=build)
+    assert not (tmp_path / "run").exists()
+
+
+def test_problems_that_do_not_fit_together_are_refused() -> None:
+    problem = tiny.problem(RECIPE.labels)
+    with pytest.raises(AtclError, match="20 training images but 10 true labels"):
+        replace(problem, truth=tiny.split(10).truth)
+    with pytest.raises(AtclError, match="the test set is empty"):
+        replace(problem, test=atcl.Split(tiny.split().x[:0], atcl.Truth(torch.zeros(0, dtype=torch.int64), 5)))
+    with pytest.raises(AtclError, match="training and test set differ"):
+        replace(problem, test=atcl.Split(torch.zeros(2, 1, 3, 3), atcl.Truth(torch.zeros(2, dtype=torch.int64), 5)))
+
+
+def test_another_transition_matrix_or_test_set_is_other_data(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["mnist/warmup-forward"]
+    problem = tiny.problem(recipe.labels)
+    go(tmp_path, recipe, problem=problem)
+    skewed = replace(problem.train, transition=torch.full((5, 5), 0.2))
+    with pytest.raises(AtclError, match="another data"):
+        go(tmp_path, recipe, problem=replace(problem, train=skewed))
+    with pytest.raises(AtclError, match="another data"):
+        go(tmp_path, recipe, problem=replace(problem, test=tiny.split(10, seed=8)))
 
 
 def test_own_arrays_own_model_and_no_truth_at_all(tmp_path: Path) -> None:
@@ -100,13 +181,47 @@ def test_a_rule_that_needs_a_test_set_says_so(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_breaks_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    wild = replace(RECIPE, stages=(replace(RECIPE.stages[0], lr=Constant(1e38)),))
-    with pytest.raises(AtclError, match="no longer finite"):
-        go(tmp_path, wild)
-    assert not (tmp_path / "result.json").exists()
-    for path in (tmp_path / "checkpoints").glob("*"):
-        state = checkpoints.unpacked(path.read_bytes(), path)
-        assert all(tensor.isfinite().all() for tensor in state.values())
+    wild = replace(RECIPE, stages=(replace(RECIPE.stages[0], lr=StepDecay(0.05, at=(4,), factor=1e39)),))
+    for _ in range(2):  # and the same command finds it, and breaks at the same place
+        with pytest.raises(AtclError, match="no longer finite in epoch 4"):
+            go(tmp_path, wild)
+        assert not (tmp_path / "result.json").exists()
+        kept = checkpoints.stored(tmp_path / "checkpoints")
+        states = [checkpoints.unpacked(path.read_bytes(), path) for path in kept]
+        assert [int(state["epoch"]) for state in states] == [3, 2]
+        assert all(tensor.isfinite().all() for state in states for tensor in state.values())
+
+
+def test_a_model_with_tied_weights_can_be_saved(tmp_path: Path) -> None:
+    class Tied(tiny.TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = self.layers[6]
+
+    run = train(RECIPE, out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=Tied)
+    assert run.model(build=Tied)(torch.rand(2, *tiny.SHAPE)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"no json\n", None], ids=["empty", "garbage", "gone"])
+def test_a_lost_journal_does_not_lose_the_run(tmp_path: Path, garbage: bytes | None) -> None:
+    model = (go(tmp_path).folder / "model.safetensors").read_bytes()
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "journal.jsonl").unlink() if garbage is None else (tmp_path / "journal.jsonl").write_bytes(garbage)
+    said: list[str] = []
+
+    class Listening(Watcher):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    go(tmp_path, watcher=Listening())
+    assert said == ["journal.jsonl holds 0 of the 5 epochs that are done; going on without the others"]
+    assert (tmp_path / "model.safetensors").read_bytes() == model
+
+
+def test_the_papers_selection_also_reports_the_last_epoch(tmp_path: Path) -> None:
+    result = go(tmp_path, PAPER).result
+    assert result["last_epoch"]["metrics"]["pgd20"]["accuracy"] == result["last_epoch"]["journal"]["test_pgd20"]
+    assert set(result["last_epoch"]["metrics"]) == set(result["metrics"])
 
 
 def test_names_and_folders_of_variants_never_collide() -> None:
@@ -120,8 +235,9 @@ def test_names_and_folders_of_variants_never_collide() -> None:
 
 def test_devices() -> None:
     assert resolve("cpu").type == "cpu"
-    with pytest.raises(AtclError, match="unknown device"):
-        resolve("gpu")
+    for name in ("gpu", "meta", "cuda:x"):
+        with pytest.raises(AtclError, match="unknown device"):
+            resolve(name)
     if not torch.cuda.is_available():
         with pytest.raises(AtclError, match="no CUDA GPU"):
             resolve("cuda")
@@ -133,6 +249,9 @@ def test_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text("{")
     with pytest.raises(AtclError, match="cannot be read"):
         open_run(tmp_path)
+    (tmp_path / "recipe.json").write_text("[]")
+    with pytest.raises(AtclError, match="not of a run"):
+        open_run(tmp_path)
     (tmp_path / "recipe.json").write_text(json.dumps({"name": "x"}))
-    with pytest.raises(AtclError, match="it lacks 'recipe'"):
+    with pytest.raises(AtclError, match="not of a run: KeyError"):
         open_run(tmp_path)

@@ -11,6 +11,7 @@ from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import Targets
 from atcl.objectives import MinMax, Trades
 from atcl.schedules import Constant
+from atcl.supervision import relabel
 from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, Step, fit
 from tests import tiny
 
@@ -62,6 +63,8 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
 
     stage = tiny.RECIPES["digits/warmup-pla"].stages[0]
     assert same(trained(stage, data), trained(stage, data, observers=[meddle]))
+    relabelled = [relabel(data, trained(stage, data, observers=observers).refresh()).candidates for observers in ([], [meddle])]
+    assert torch.equal(*relabelled)
 
 
 def test_an_engine_wraps_the_step_and_the_loop_does_not_know(data: WeakData) -> None:

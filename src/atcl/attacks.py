@@ -68,7 +68,7 @@ class Budget:
             epsilon=self.epsilon * strength if "epsilon" in grow else self.epsilon,
             step_size=self.step_size * strength if "step_size" in grow else self.step_size,
             # rounded first, so that half of 40 steps is 20 however the cosine rounds
-            steps=math.ceil(round(self.steps * strength, 9)) if "steps" in grow else self.steps,
+            steps=max(1, math.ceil(round(self.steps * strength, 9))) if "steps" in grow else self.steps,
         )
 
 
@@ -85,8 +85,8 @@ def pgd(
     rng: Generator,
 ) -> Tensor:
     """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
-    geometry = NORMS[norm]
-    begin = STARTS[start] if isinstance(start, str) else start
+    geometry = pick(NORMS, norm, "norm")
+    begin = pick(STARTS, start, "start") if isinstance(start, str) else start
 
     def inside(adv: Tensor) -> Tensor:  # the box second: clipping towards x cannot leave the ball
         return (x + geometry.project(adv - x, epsilon)).clamp(0, 1)

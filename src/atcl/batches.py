@@ -1,7 +1,9 @@
 """Images with their candidates, on the device, in shuffled and augmented batches. There is no field for the truth."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -28,6 +30,10 @@ class Augmentation:
     flip: bool = False
     """mirror half of the images"""
 
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise AtclError(f"padding counts pixels and cannot be negative ({self.padding})")
+
     def __call__(self, x: Tensor, rng: Generator) -> Tensor:
         if self.padding:
             x = _random_crop(x, self.padding, rng)
@@ -41,21 +47,20 @@ class Augmentation:
 class WeakData:
     """A training set whose only supervision is the matrix of candidates."""
 
-    x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]
+    x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]; NumPy arrays are taken too
     candidates: Tensor  # (n, K) bool, the classes not ruled out
     transition: Tensor | None = None  # (K, K) p(complementary = j | true = i), where it is known; None: uniform
 
     def __post_init__(self) -> None:
-        x, candidates = self.x, self.candidates
-        if x.ndim != 4 or candidates.ndim != 2 or len(x) != len(candidates) or candidates.dtype != torch.bool:
-            raise AtclError(
-                f"training data are images (n, C, H, W) and candidates (n, K) of type bool; got {tuple(x.shape)} and "
-                f"{tuple(candidates.shape)} of type {candidates.dtype}"
-            )
-        if len(x) == 0 or x[0].numel() == 0:
-            raise AtclError(f"there is nothing to train on: the images have shape {tuple(x.shape)}")
-        if x.dtype != torch.uint8 and not (x.is_floating_point() and bool((x >= 0).all()) and bool((x <= 1).all())):
-            raise AtclError("training images must be uint8, or floats in [0, 1]")
+        object.__setattr__(self, "x", checked_images(self.x))
+        object.__setattr__(self, "candidates", torch.as_tensor(self.candidates))
+        if self.transition is not None:
+            object.__setattr__(self, "transition", torch.as_tensor(self.transition).float())
+        candidates = self.candidates
+        if candidates.ndim != 2 or len(self.x) != len(candidates) or candidates.dtype != torch.bool:
+            raise AtclError(f"candidates are ({len(self.x)}, K) of type bool; got {tuple(candidates.shape)} of type {candidates.dtype}")
+        if len(self.x) == 0:
+            raise AtclError("there is nothing to train on: no image is given")
         remaining = candidates.sum(1)
         if bool((remaining == 0).any()):
             raise AtclError(f"image {int((remaining == 0).int().argmax())} has every class ruled out: leave at least one candidate")
@@ -91,22 +96,35 @@ class WeakData:
         return replace(self, x=self.x.to(device), candidates=self.candidates.to(device), transition=transition)
 
 
-def rule_out(n: int, classes: int, complementary: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """Return candidates (n, K): all classes but the complementary label, or labels, of each image."""
+def rule_out(n: int, classes: int, complementary: Any) -> Tensor:
+    """Return candidates (n, K): all classes but the complementary label, or labels, of each image (a tensor, an array or lists)."""
     if len(complementary) != n:
         raise AtclError(f"there are {n} images but complementary labels for {len(complementary)}")
     candidates = torch.ones(n, classes, dtype=torch.bool)
-    for row, labels in enumerate(complementary.tolist() if isinstance(complementary, Tensor) else complementary):
-        for label in [labels] if isinstance(labels, int) else labels:
-            if not 0 <= label < classes:
-                raise AtclError(f"image {row} has complementary label {label}, but the classes are 0 to {classes - 1}")
-            candidates[row, label] = False
+    for row, labels in enumerate(complementary.tolist() if hasattr(complementary, "tolist") else complementary):
+        for label in labels if isinstance(labels, Iterable) and not isinstance(labels, str) else [labels]:
+            if not (isinstance(label, Integral) and 0 <= int(label) < classes):
+                raise AtclError(f"image {row} has complementary label {label!r}, but the classes are the numbers 0 to {classes - 1}")
+            candidates[row, int(label)] = False
     return candidates
 
 
 def shuffled(n: int, batch_size: int, rng: Generator) -> Iterator[Tensor]:
     """Yield the positions 0 to n - 1 in random order, `batch_size` at a time; the last batch may be smaller."""
     yield from torch.randperm(n, generator=rng, device=rng.device).split(batch_size)
+
+
+def checked_images(x: Tensor) -> Tensor:
+    """Return images as a tensor, or refuse what is not (n, C, H, W) of type uint8, or floats in [0, 1]."""
+    try:
+        x = torch.as_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise AtclError(f"images must be a tensor or an array of numbers: {error}") from None
+    if x.ndim != 4 or 0 in x.shape[1:]:
+        raise AtclError(f"images have the shape (n, C, H, W), not {tuple(x.shape)}")
+    if x.dtype != torch.uint8 and not (x.is_floating_point() and bool(((x >= 0) & (x <= 1)).all())):
+        raise AtclError(f"images must be uint8, or floats in [0, 1]; got {x.dtype}" + (" outside of it" if x.is_floating_point() else ""))
+    return x
 
 
 def as_float(x: Tensor) -> Tensor:

@@ -18,11 +18,15 @@ _NAME = re.compile(r"stage-(\d+)-epoch-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
 def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint, whole, then drop all but the last two."""
+    """Write a checkpoint, whole, then drop all but the last two, and any of this epoch or later that an earlier try left."""
     content = packed(tensors)
     folder.mkdir(exist_ok=True)
+    stale = [path for path in stored(folder) if _place(path) >= (stage, epoch)]
     path = folder / f"stage-{stage}-epoch-{epoch:04d}-{_digest(content)}.safetensors"
     write_whole(path, content)
+    for old in stale:
+        if old != path:
+            old.unlink()
     for old in stored(folder)[KEPT:]:
         old.unlink()
     sync_folder(folder)
@@ -44,13 +48,12 @@ def newest(folder: Path, say: Callable[[str], None]) -> dict[str, Tensor] | None
 
 def stored(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first."""
-    found = [(int(match[1]), int(match[2]), path) for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, _, path in sorted(found, reverse=True)]
+    return sorted((path for path in folder.glob("*") if _NAME.fullmatch(path.name)), key=_place, reverse=True)
 
 
 def packed(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
 def unpacked(content: bytes, path: Path) -> dict[str, Tensor]:
@@ -64,6 +67,13 @@ def unpacked(content: bytes, path: Path) -> dict[str, Tensor]:
 def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the tensors on a device."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Return stage and epoch of a checkpoint."""
+    match = _NAME.fullmatch(path.name)
+    assert match
+    return int(match[1]), int(match[2])
 
 
 def _digest(content: bytes) -> str:

@@ -21,7 +21,8 @@ from atcl.labels import LABELS
 from atcl.losses import LOSSES
 from atcl.models import MODELS
 from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.runs import REPORTED, Run, folder_of, open_run, train
+from atcl.running import train
+from atcl.runs import REPORTED, Run, folder_of, open_run
 from atcl.settings import overridden, parse
 
 DEFAULT = "digits/warmup-pla"
@@ -124,6 +125,8 @@ class Reproduce:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         experiment = pick(EXPERIMENTS, self.experiment, "experiment")
+        if self.write and not self.write.is_file():
+            raise AtclError(f"there is no page {self.write} to write the table into")
         if self.dry_run:
             for name, seed in missing(experiment, self.results):
                 print(f"atcl train {name} --seed {seed}")
@@ -163,8 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
         kind = pick(COMMANDS, words[0], "command")
-        if kind in TAKES_OVERRIDES and words[1:] and words[1].startswith("--") and words[1] != "--help":
-            words.insert(1, DEFAULT)  # said outright: tyro would take an override for it
+        if kind in TAKES_OVERRIDES:
+            words = [words[0], *_recipe_first(words[1:])]
         command, unknown = parse(kind, words[1:], f"atcl {words[0]}", return_unknown_args=True)
         if unknown and kind not in TAKES_OVERRIDES:
             raise AtclError(f"`atcl {words[0]}` does not know {' '.join(unknown)}; see atcl {words[0]} --help")
@@ -178,6 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has left; nothing more to say to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _recipe_first(words: Sequence[str]) -> list[str]:
+    """Return the words with the recipe in front, the default where none is named: tyro would take an override for it."""
+    named = next((word for word in words if "/" in word and word in RECIPES), None)
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        return [named or DEFAULT, *(word for word in words if word != named)]
+    return list(words)
 
 
 def _overview() -> str:

@@ -10,7 +10,8 @@ from rich.table import Table
 from atcl.experiments import HEADINGS
 from atcl.journal import Record
 from atcl.recipes import Recipe
-from atcl.runs import Run, Watcher
+from atcl.running import Watcher
+from atcl.runs import Run
 from atcl.training import Stage
 
 Place = tuple[int, int]  # stage, epoch
@@ -68,7 +69,8 @@ def costs(recipe: Recipe) -> dict[Place, int]:
 
 def described(record: Record) -> str:
     """Return an epoch's record as one line."""
-    parts = [f"epoch {record['epoch']:>3}", f"epsilon {record['epsilon']:.3f}", f"gamma {record['gamma']:.2f}", f"loss {record['loss']:.3f}"]
+    stage = f"stage {record['stage'] + 1} " if record["stage"] else ""
+    parts = [f"{stage}epoch {record['epoch']:>3}", f"epsilon {record['epsilon']:.3f}", f"gamma {record['gamma']:.2f}", f"loss {record['loss']:.3f}"]
     if record["agreement"] is not None:
         parts.append(f"agreement {100 * record['agreement']:.0f}%")
     else:

@@ -50,7 +50,10 @@ def _from_npz(stem: str) -> Callable[[Path | None], Dataset]:
         places = [Path(place) for place in (folder, os.environ.get("ATCL_DATA"), "data") if place]
         for place in places:
             if (file := place / f"{stem}.npz").is_file():
-                return _dataset(_arrays(file), classes=10)
+                try:
+                    return _dataset(_arrays(file), classes=10)
+                except AtclError as error:
+                    raise AtclError(f"{file}: {error}") from None
         looked = ", ".join(str(place / f"{stem}.npz") for place in places)
         raise AtclError(f"dataset file not found (looked for {looked}): give its folder with --data-dir or in $ATCL_DATA")
 
@@ -71,16 +74,27 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in ("x_train", "y_train", "x_test", "y_test")}
     except Exception as error:  # NumPy raises half a dozen kinds for a damaged archive
-        raise AtclError(f"{file} cannot be read as x_train, y_train, x_test, y_test: {error}") from error
+        raise AtclError(f"no x_train, y_train, x_test, y_test can be read from it ({error})") from error
 
 
 def _dataset(arrays: dict[str, np.ndarray], classes: int) -> Dataset:
-    return Dataset(
-        *(Split(_images(arrays[f"x_{part}"]), Truth(torch.from_numpy(arrays[f"y_{part}"].astype(np.int64)), classes)) for part in ("train", "test"))
+    for name, array in arrays.items():
+        if name.startswith("y") and not (array.ndim == 1 and np.issubdtype(array.dtype, np.integer)):
+            raise AtclError(f"{name} holds one whole number for each image; got {array.dtype} of shape {array.shape}")
+        if name.startswith("x") and not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))):
+            raise AtclError(f"{name} has the shape (n, H, W) or (n, H, W, channels); got {array.shape}")
+    if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
+        raise AtclError(f"training and test images differ in shape: {arrays['x_train'].shape[1:]} and {arrays['x_test'].shape[1:]}")
+    train, test = (
+        Split(_images(arrays[f"x_{part}"]), Truth(torch.from_numpy(arrays[f"y_{part}"].astype(np.int64)), classes)) for part in ("train", "test")
     )
+    return Dataset(train, test)
 
 
 def _images(x: np.ndarray) -> Tensor:
-    """Return (n, C, H, W) uint8 from (n, H, W) or (n, H, W, C)."""
-    images = torch.from_numpy(x)
+    """Return (n, C, H, W) from (n, H, W) or (n, H, W, C)."""
+    try:
+        images = torch.from_numpy(x)
+    except TypeError:
+        raise AtclError(f"images must be numbers, not {x.dtype}") from None
     return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()

@@ -21,6 +21,8 @@ def resolve(device: str) -> torch.device:
         resolved = torch.device(device)
     except RuntimeError:
         raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda") from None
+    if resolved.type not in ("cpu", "cuda"):
+        raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
     return resolved
@@ -35,6 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
+        "precision": {"matmul": torch.get_float32_matmul_precision(), "convolution_tf32": torch.backends.cudnn.allow_tf32},
         "platform": sys.platform,
     }
 
@@ -51,7 +54,10 @@ def _commit() -> str | None:
     """Return the commit of the source, where the package runs from a checkout."""
     here = Path(__file__).parent
     try:
-        described = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10, check=True)
-        return described.stdout.strip()
+        ours, described = (
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10)
+            for words in (["ls-files", "--error-unmatch", Path(__file__).name], ["describe", "--always", "--dirty"])
+        )
+        return described.stdout.strip() if ours.returncode == 0 else None  # the package may be installed inside another checkout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,5 +1,6 @@
 """Accuracy on natural and on attacked images: the attacks of record."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +28,7 @@ class Threat:
     """linf or l2"""
 
     def __post_init__(self) -> None:
-        if not (self.epsilon >= 0 and self.step_size > 0):
+        if not (0 <= self.epsilon < math.inf and 0 < self.step_size < math.inf):
             raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})")
         pick(NORMS, self.norm, "norm")
 
@@ -69,12 +70,16 @@ def evaluate(model: Module, test: Split, threat: Threat, attacks: Sequence[str],
     """Measure the accuracy of a model under each attack."""
     if len(test) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
+    if batch_size < 1 or not 0 <= seed < 2**63:
+        raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
+    if not attacks:
+        raise AtclError(f"name at least one attack of {', '.join(ATTACKS)}")
     chosen = {name: pick(ATTACKS, name, "attack") for name in attacks}
     return {name: _measure(model, test, threat, attack, seed, batch_size) for name, attack in chosen.items()}
 
 
 def _measure(model: Module, test: Split, threat: Threat, attack: Attack, seed: int, batch_size: int) -> Measurement:
-    device = next(model.parameters()).device
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
     rng = Generator(device).manual_seed(seed)
     began, correct = time.perf_counter(), 0
     with evaluating(model):
@@ -82,5 +87,8 @@ def _measure(model: Module, test: Split, threat: Threat, attack: Attack, seed: i
             x, labels = as_float(x.to(device)), labels.to(device)
             adv = attack(model, x, labels, threat, rng)
             with torch.no_grad():
-                correct += int((model(adv).argmax(1) == labels).sum())
+                logits = model(adv)
+            if not bool(logits.isfinite().all()):
+                raise AtclError("the model returns numbers that are not finite: its accuracy means nothing")
+            correct += int((logits.argmax(1) == labels).sum())
     return Measurement(100 * correct / len(test), correct, len(test), seed, batch_size, time.perf_counter() - began)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atcl.errors import AtclError
-from atcl.files import read_json, sole_writer, write_json
+from atcl.files import read_json, write_json
 from atcl.recipes import recipe
 from atcl.runs import REPORTED, Run, folder_of
 from atcl.settings import digest
@@ -54,9 +54,8 @@ def reproduce(experiment: Experiment, results: Path, run: Callable[[str, int], R
     for name, seed in missing(experiment, results):
         path = result_path(results, name, seed)
         result = run(name, seed).result
-        with sole_writer(results):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, result)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result)
 
 
 def table(experiment: Experiment, results: Path) -> str:

@@ -3,12 +3,15 @@
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from atcl.errors import AtclError
+
+_PART = re.compile(r"\..+\.\d+\.part")
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -24,6 +27,13 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def clear_parts(folder: Path) -> None:
+    """Remove what `write_whole` left in a folder when it was killed."""
+    for left in folder.glob(".*.part"):
+        if _PART.fullmatch(left.name):
+            left.unlink()
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -57,9 +67,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise AtclError(f"another process is writing to {folder}: wait for it, or choose another --out") from None
-            for left in folder.rglob(".*.part"):
-                left.unlink()
+                raise AtclError(f"another process is writing to {folder}: wait for it, or choose another folder") from None
             yield
     except BrokenPipeError:  # of the terminal, not of the folder
         raise

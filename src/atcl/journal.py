@@ -24,14 +24,18 @@ def append(path: Path, record: Record) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Return the whole lines of a journal; a last line that was cut off is passed over."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    """Return the lines of a journal up to the first that is not whole, as a cut-off last line is."""
+    records: list[Record] = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
 
 
-def cut_back(path: Path, stage: int, epoch: int) -> None:
-    """Drop the lines after an epoch of a stage: training goes on from there and writes them again."""
+def cut_back(path: Path, stage: int, epoch: int) -> int:
+    """Drop the lines after an epoch of a stage, which training writes again; return how many are left."""
     kept = [record for record in read(path) if (record["stage"], record["epoch"]) <= (stage, epoch)]
     write_whole(path, b"".join((json.dumps(record) + "\n").encode() for record in kept))
+    return len(kept)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from atcl.errors import AtclError
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -25,6 +27,10 @@ class Targets:
     guess: Tensor | None = None  # (n,) pseudo-label, always a candidate
     prior: Tensor | None = None  # (K,) share of each complementary label in the dataset; FREE and NN
     transition: Tensor | None = None  # (K, K) p(complementary = j | true = i); FORWARD; None: uniform
+
+    def __post_init__(self) -> None:
+        if self.guess is None and not isinstance(self.gamma, Tensor) and self.gamma != 1:
+            raise AtclError(f"gamma is {self.gamma}, but there is no guess to carry the rest")
 
     @property
     def classes(self) -> int:

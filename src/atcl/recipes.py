@@ -45,6 +45,11 @@ class Recipe:
                 raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
 
     @property
+    def looks_at_test(self) -> bool:
+        """Whether an epoch is chosen on the test set: for a teacher, or only for the report."""
+        return self.looks_at_test_truth or self.selection != "last"
+
+    @property
     def looks_at_test_truth(self) -> bool:
         """Whether the weights depend on the truth of the test set: the paper's choice of a teacher, declared."""
         return any(stage.teacher == "test_natural" for stage in self.stages)

@@ -62,8 +62,6 @@ class StepDecay:
 
 Schedule = Constant | CosineRise | LinearFall | StepDecay
 
-SCHEDULES = {kind.__name__: kind for kind in (Constant, CosineRise, LinearFall, StepDecay)}
-
 
 def _progress(epoch: int, over: int, after: int) -> float:
     """Return the share of the way done: 0 up to epoch `after`, 1 from epoch `after + over` on."""

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +29,13 @@ class Sgd:
     momentum: float = 0.9
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
+            raise AtclError(f"momentum lies in [0, 1) and weight_decay is at least 0 (momentum {self.momentum}, weight_decay {self.weight_decay})")
+
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        # fused: the other kinds read a learning rate that lies on the GPU back to the host at each step
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=lr.is_cuda)
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,12 @@ class Adam:
 
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not self.weight_decay >= 0:
+            raise AtclError(f"weight_decay is at least 0, not {self.weight_decay}")
+
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda)
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda, fused=lr.is_cuda)
 
 
 @dataclass(frozen=True)
@@ -210,12 +220,12 @@ def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: En
         return _tally(loss, logits, targets)
 
     run = engine(step)
-    with torch.random.fork_rng(devices=[data.x.device] if data.x.is_cuda else []):
+    with forked_rng():
         for epoch in range(learner.epoch + 1, stage.epochs + 1):
             phase = stage.phase(epoch)
             learner.turn(phase)
             learner.rng.manual_seed(derive(seed, epoch))
-            torch.manual_seed(derive(seed, epoch))  # for modules of others, which draw from the global generator
+            torch.manual_seed(derive(seed, epoch, "global"))  # for modules of others, which draw from the global generator
             totals = torch.zeros(4, device=data.x.device)
             for index in shuffled(len(data), stage.batch_size, learner.rng):
                 totals += run(index, phase.budget.steps, phase.remember)
@@ -223,6 +233,11 @@ def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: En
             snapshot = _snapshot(learner, phase, totals, stage)
             for observe in observers:
                 observe(snapshot)
+
+
+def forked_rng() -> AbstractContextManager[None]:
+    """Leave the global random state, of every device, as it was found."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
 def derive(seed: int, *path: int | str) -> int:
@@ -246,10 +261,10 @@ def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
 def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage) -> Snapshot:
     """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
     loss, inside, agreeing, images = totals.tolist()
-    finite = all(bool(tensor.isfinite().all()) for tensor in learner.model.parameters())
+    finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())
     if not (math.isfinite(loss) and finite):
         raise AtclError(
-            f"{'the weights are' if math.isfinite(loss) else 'the loss is'} no longer finite in epoch {phase.epoch} "
+            f"{'the state is' if math.isfinite(loss) else 'the loss is'} no longer finite in epoch {phase.epoch} "
             f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
         )
     agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None

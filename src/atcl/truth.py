@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atcl.batches import checked_images
 from atcl.errors import AtclError
 
 
@@ -16,6 +17,7 @@ class Truth:
     classes: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", torch.as_tensor(self.labels))
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
             raise AtclError(f"true labels are (n,) of type int64; got {tuple(self.labels.shape)} of type {self.labels.dtype}")
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.classes:
@@ -30,6 +32,7 @@ class Split:
     truth: Truth
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "x", checked_images(self.x))
         if len(self.x) != len(self.truth.labels):
             raise AtclError(f"there are {len(self.x)} images but {len(self.truth.labels)} true labels")
 

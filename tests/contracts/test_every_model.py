@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from atcl.errors import AtclError
-from atcl.models import MODELS, Normalize
+from atcl.models import MODELS, Normalize, SmallCNN
 
 NATIVE = {"tiny_cnn": (1, 8, 8), "small_cnn": (1, 28, 28), "mlp": (1, 28, 28)}
 PARAMETERS = {
@@ -52,6 +52,18 @@ def test_input_gradient_is_not_zero_after_an_update(name: str) -> None:
 def test_an_image_too_small_is_refused(name: str) -> None:
     with pytest.raises(AtclError, match="too small"):
         MODELS[name](10, (1, 3, 3))
+
+
+def test_small_cnn_begins_as_in_trades() -> None:
+    torch.manual_seed(0)
+    model = SmallCNN(10)
+    convolutions = [module for module in model.features if isinstance(module, torch.nn.Conv2d)]
+    assert len(convolutions) == 4
+    for module in convolutions:
+        assert module.bias is not None
+        assert module.bias.abs().sum() == 0
+        assert float(module.weight.std()) == pytest.approx((2 / (module.in_channels * 9)) ** 0.5, rel=0.15)
+    assert model(torch.rand(3, 1, 28, 28)).abs().sum() == 0  # the last layer starts at zero
 
 
 def test_normalisation_lives_inside_the_model() -> None:

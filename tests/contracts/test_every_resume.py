@@ -13,7 +13,7 @@ import torch
 
 from atcl import checkpoints
 from atcl.journal import Record
-from atcl.runs import train
+from atcl.running import train
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")

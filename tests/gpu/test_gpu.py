@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl.runs import train
+from atcl.running import train
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -29,7 +29,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
-    from atcl.runs import Watcher
+    from atcl.running import Watcher
 
     class Stopper(Watcher):
         def epoch(self, record: dict[str, object]) -> None:

@@ -28,6 +28,8 @@ class SmallCNN(nn.Module):
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 

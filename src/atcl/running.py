@@ -1,0 +1,222 @@
+"""Carrying a run out: stages in order, checkpoints, resume, the chosen epoch, its result. Here alone weak data and truth meet."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from atcl import checkpoints, journal
+from atcl.attacks import evaluating
+from atcl.batches import WeakData, as_float
+from atcl.data import DATASETS
+from atcl.environment import environment, resolve
+from atcl.errors import AtclError, pick
+from atcl.evaluation import evaluate
+from atcl.files import clear_parts, sole_writer, write_json, write_whole
+from atcl.labels import weaken
+from atcl.recipes import Recipe, recipe
+from atcl.runs import OWN, REPORTED, Build, Problem, Run, folder_of, name_of
+from atcl.selection import Best, tracked
+from atcl.settings import digest, to_data
+from atcl.supervision import guesses, relabel, with_sole_candidate
+from atcl.training import Learner, Snapshot, Stage, derive, fit, forked_rng
+
+
+class Watcher:
+    """What a run tells while it goes; this one keeps silent."""
+
+    def begin(self, run: Run, stage: int, epoch: int) -> None:
+        """The run is about to go on after an epoch of a stage (0, 0: from the start)."""
+
+    def epoch(self, record: journal.Record) -> None:
+        """An epoch has ended, and this is its line in the journal."""
+
+    def say(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+def train(
+    what: Recipe | str, *, name: str | None = None, seed: int = 1, out: Path | str | None = None, device: str = "auto", data_dir: Path | None = None,
+    problem: Problem | None = None, build: Build | None = None, watcher: Watcher | None = None,
+) -> Run:  # fmt: skip
+    """Train by a recipe, or go on with a run that was stopped; return it with its result.
+
+    `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
+    """
+    wanted = recipe(what) if isinstance(what, str) else what
+    name = name or (what if isinstance(what, str) else name_of(what))
+    target = resolve(device)
+    if problem is None:
+        problem = _problem(wanted, seed, data_dir)
+    else:
+        wanted, name = replace(wanted, dataset=OWN), f"{OWN}/{name.partition('/')[2]}"
+    if build is not None:
+        wanted = replace(wanted, model=getattr(build, "__name__", OWN))
+    if problem.test is None and wanted.looks_at_test:
+        raise AtclError("this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last")
+    folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
+    channels, height, width = problem.train.x.shape[1:]
+    run = Run(folder, name, seed, wanted, problem.train.classes, (channels, height, width))
+    _probe(run, problem, build)
+    with sole_writer(folder):
+        run.claim(problem)
+        if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
+            _train(run, replace(problem, train=problem.train.to(target)), build, watcher or Watcher())
+    return run
+
+
+def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
+    dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
+    wanted.labels.check(dataset.classes)
+    return Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+
+
+def _probe(run: Run, problem: Problem, build: Build | None) -> None:
+    """Pass two images through a new model, so that one that does not fit is refused before anything is written."""
+    with forked_rng():
+        model = run.fresh_model(build)
+        if next(model.parameters(), None) is None:
+            raise AtclError(f"the model {run.recipe.model} has no parameters to train")
+        try:
+            with evaluating(model), torch.no_grad():
+                logits = model(as_float(problem.train.x[:2].cpu()))
+        except RuntimeError as error:
+            raise AtclError(f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}") from None
+    if logits.shape != (min(2, len(problem.train)), run.classes):
+        raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+
+
+@dataclass
+class Position:
+    """Where a run stands: a stage, with what it trains and on what."""
+
+    number: int
+    learner: Learner
+    data: WeakData
+    best: Best
+
+
+def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> None:
+    """Go through the stages that are not done yet, then write the result."""
+    for folder in (run.folder, run.folder / "checkpoints"):
+        clear_parts(folder)
+    saved = checkpoints.newest(run.folder / "checkpoints", watcher.say)
+    position = _restored(run, problem, build, saved) if saved else _opened(run, problem, build)
+    kept = journal.cut_back(run.folder / "journal.jsonl", position.number, position.learner.epoch)
+    done = sum(stage.epochs for stage in run.recipe.stages[: position.number]) + position.learner.epoch
+    if kept != done:
+        watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
+    watcher.begin(run, position.number, position.learner.epoch)
+    while True:
+        stage = run.recipe.stages[position.number]
+        observe = _observer(run, problem, position, watcher)
+        fit(position.learner, position.data, stage, seed=derive(run.seed, "stage", position.number), observers=[observe])
+        if position.number + 1 == len(run.recipe.stages):
+            break
+        position = _advanced(run, problem, build, position)
+    _finish(run, problem, position)
+
+
+def _opened(run: Run, problem: Problem, build: Build | None) -> Position:
+    """Return the start of the first stage."""
+    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(tracked(run.recipe, 0)))
+
+
+def _advanced(run: Run, problem: Problem, build: Build | None, done: Position) -> Position:
+    """Return the start of the stage after one that is done."""
+    number = done.number + 1
+    stage = run.recipe.stages[number]
+    data = done.data
+    if stage.teacher != "none":
+        data = relabel(problem.train, _teacher(stage, done))
+    learner = done.learner
+    learner.epoch = 0
+    if stage.fresh:
+        learner = _fresh(run, number, data, build)
+    return Position(number, learner, data, Best(tracked(run.recipe, number)))
+
+
+def _restored(run: Run, problem: Problem, build: Build | None, saved: dict[str, Tensor]) -> Position:
+    """Return where a checkpoint was written."""
+    state = checkpoints.to_device(saved, problem.train.x.device)
+    number = int(state["stage"])
+    data = with_sole_candidate(problem.train, state["relabelled"]) if "relabelled" in state else problem.train
+    position = Position(number, _fresh(run, number, data, build), data, Best(tracked(run.recipe, number)))
+    position.learner.load(state)
+    position.best.load(state)
+    return position
+
+
+def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) -> Callable[[Snapshot], None]:
+    """Return what happens after each epoch: the journal's line first, so that a cut between the two loses no line, then the checkpoint."""
+    number, learner, data, best = position.number, position.learner, position.data, position.best
+    last = time.perf_counter()
+
+    def observe(snapshot: Snapshot) -> None:
+        nonlocal last
+        phase = snapshot.phase
+        record: journal.Record = {
+            "stage": number, "epoch": phase.epoch, "epsilon": phase.budget.epsilon, "step_size": phase.budget.step_size, "steps": phase.budget.steps,
+            "gamma": phase.gamma, "lr": phase.lr, "loss": snapshot.loss, "inside": snapshot.inside, "agreement": snapshot.agreement,
+        }  # fmt: skip
+        if snapshot.agreement is not None and problem.truth is not None:
+            guess = guesses(snapshot.memory, data.candidates)
+            record["pseudo_label_accuracy"] = float((guess == problem.truth.labels.to(guess.device)).float().mean())
+        if best.metric and problem.test is not None:
+            measured = evaluate(snapshot.model, problem.test, run.recipe.threat, ("natural", best.metric))
+            record |= {f"test_{name}": one.accuracy for name, one in measured.items()}
+            best.see(measured[best.metric].accuracy, phase.epoch, snapshot.model)
+        last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
+        journal.append(run.folder / "journal.jsonl", record)
+        relabelled = {} if data is problem.train else {"relabelled": data.candidates.int().argmax(1)}
+        state = {**learner.state(), **best.state(), **relabelled, "stage": torch.tensor(number)}
+        checkpoints.save(run.folder / "checkpoints", number, phase.epoch, state)
+        watcher.epoch(record)
+
+    return observe
+
+
+def _fresh(run: Run, number: int, data: WeakData, build: Build | None) -> Learner:
+    """Return a learner with new weights, which follow from the run's seed and leave the global random state alone."""
+    with forked_rng():
+        torch.manual_seed(derive(run.seed, "model", number))
+        model = run.fresh_model(build)
+    return Learner(model, data, run.recipe.stages[number])
+
+
+def _teacher(stage: Stage, done: Position) -> Module:
+    """Return the model that relabels."""
+    # Paper: the best by validation; official code: the best by natural accuracy on the test set. The default is the last epoch, without truth.
+    teacher = done.learner.refresh()  # whatever an observer did to it
+    if stage.teacher == "test_natural":
+        teacher.load_state_dict(done.best.weights)
+    return teacher
+
+
+def _finish(run: Run, problem: Problem, position: Position) -> None:
+    """Write the chosen model and the result; where a rule chose another epoch, the last one is measured too."""
+    best, model = position.best, position.learner.refresh()
+    metrics = {"last": _measured(run, problem, model)}
+    if best.weights:
+        model.load_state_dict(best.weights)
+        metrics["chosen"] = _measured(run, problem, model)
+    write_whole(run.folder / "model.safetensors", checkpoints.packed(model.state_dict()))
+    records = run.journal
+    result = {
+        "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
+        "selection": {"rule": run.recipe.selection, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
+        "metrics": metrics.get("chosen", metrics["last"]), "last_epoch": {"metrics": metrics["last"], "journal": records[-1] if records else None},
+        "training_seconds": sum(record["seconds"] for record in records),
+        "environment": environment(problem.train.x.device), "recipe": to_data(run.recipe),
+    }  # fmt: skip
+    write_json(run.folder / "result.json", result)
+
+
+def _measured(run: Run, problem: Problem, model: Module) -> dict[str, dict[str, float]]:
+    if problem.test is None:
+        return {}
+    return {name: asdict(one) for name, one in evaluate(model, problem.test, run.recipe.threat, REPORTED).items()}
