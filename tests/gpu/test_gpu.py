@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from atcl.running import train
+from atcl.labels import Ordinary
+from atcl.running import Watcher, train
+from atcl.training import Learner, Step, fit
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -22,14 +25,44 @@ def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(name
     assert measured["natural"].correct == run.result["metrics"]["natural"]["correct"]
 
 
+def unsynchronised(step: Step) -> Step:
+    """Run the step so that waiting for the GPU is an error, once the optimiser has made its state."""
+    calls = 0
+
+    def run(index: Tensor, steps: int, remember: bool) -> Tensor:
+        nonlocal calls
+        calls += 1
+        torch.cuda.set_sync_debug_mode("error" if calls > 1 else "default")
+        try:
+            return step(index, steps, remember)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return run
+
+
+def test_positive_control_a_step_that_waits_is_caught() -> None:
+    waits = unsynchronised(lambda index, steps, remember: index + index.sum().item())
+    waits(torch.ones(2, device="cuda"), 0, False)
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        waits(torch.ones(2, device="cuda"), 0, False)
+
+
+@pytest.mark.parametrize("name", tiny.RECIPES)
+def test_a_step_never_waits_for_the_gpu(name: str) -> None:
+    recipe = tiny.RECIPES[name]
+    for stage in recipe.stages:
+        labels = Ordinary() if stage.teacher != "none" else recipe.labels
+        data = tiny.problem(labels).train.to(torch.device("cuda"))
+        fit(Learner(tiny.TinyNet(), data, stage), data, stage, seed=0, engine=unsynchronised)
+
+
 def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
     problem = tiny.problem(recipe.labels)
 
     class Stop(Exception):
         pass
-
-    from atcl.running import Watcher
 
     class Stopper(Watcher):
         def epoch(self, record: dict[str, object]) -> None:
