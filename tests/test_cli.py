@@ -88,7 +88,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--dataset", "digit"], "did you mean 'digits'?"),
         (["train", "--device", "gpu"], "unknown device 'gpu'"),
         (["train", "--seed", "one"], "--seed"),
-        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "/nowhere/kmnist.npz"),
+        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "neither kmnist.npz nor kuzushiji/train-images-idx3-ubyte.gz"),
         (["train", "--out", "/proc/atcl"], "cannot write to /proc/atcl"),
         (["train", "--model", "small_cnn"], "too small"),
         (["train", "--stages.0.optimizer.weight-decay", "-1"], "weight_decay"),

@@ -122,9 +122,3 @@ def test_the_embedded_digits() -> None:
     assert (torch.bincount(data.test.truth.labels, minlength=10) > 25).all()
     together = torch.cat([data.train.x, data.test.x]).flatten(1)
     assert len(together.unique(dim=0)) == 1797  # no image in both halves
-
-
-def test_a_dataset_that_is_not_there_names_the_places(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATCL_DATA", "/nowhere")
-    with pytest.raises(AtclError, match=r"/nowhere/kmnist.npz.*--data-dir"):
-        DATASETS["kuzushiji"](None)

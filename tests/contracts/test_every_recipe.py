@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from atcl.cli import LISTED
+from atcl.data import DATASETS
 from atcl.errors import AtclError
 from atcl.labels import RandomSets
 from atcl.recipes import KINDS, METHODS, RECIPES, TASKS, recipe
@@ -41,7 +42,8 @@ def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> 
 
 
 def test_every_method_exists_for_every_dataset() -> None:
-    assert set(RECIPES) == {f"{dataset}/{method}" for dataset in ("digits", "mnist", "kuzushiji", "cifar10", "svhn") for method in METHODS}
+    assert set(TASKS) == set(DATASETS)
+    assert set(RECIPES) == {f"{dataset}/{method}" for dataset in DATASETS for method in METHODS}
     assert set(LISTED["recipes"]) == set(RECIPES)
 
 

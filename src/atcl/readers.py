@@ -1,0 +1,101 @@
+"""Readers of the datasets' official files: each returns plain arrays, executes nothing, and refuses what is not whole in one line."""
+
+import gzip
+import io
+import pickle
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atcl.errors import AtclError
+
+Array = np.ndarray[Any, Any]
+
+
+def unzipped(path: Path) -> bytes:
+    """Return the content of a file, gzipped or not."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise AtclError(f"{path} is not a whole gzip file: {error}") from None
+
+
+def idx(path: Path) -> Array:
+    """Read an IDX file of bytes (MNIST and its kin), gzipped or not."""
+    content = unzipped(path)
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise AtclError(f"{path} is not an IDX file of bytes")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    shape = np.frombuffer(content[4:start], ">u4") if len(content) >= start else np.zeros(0)
+    if len(shape) != dimensions or len(content) - start != int(np.prod(shape, dtype=np.int64)):
+        raise AtclError(f"{path} does not hold the {' x '.join(str(int(side)) for side in shape)} bytes that its head promises")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape.astype(int)).copy()
+
+
+class _Arrays(pickle.Unpickler):
+    """An unpickler that can make arrays and plain values, and nothing else."""
+
+    allowed = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"),
+            ("_codecs", "encode"),
+        }
+    )  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
+    """Read images (n, 32, 32, 3) and labels from a pickle of CIFAR, inside its archive or unpacked."""
+    content = _member(path, member)
+    try:
+        found = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        x, y = np.asarray(found[b"data"]), np.asarray(found[labels.encode()])
+    except Exception as error:  # a hostile or damaged pickle can raise anything
+        raise AtclError(f"{path} ({member}) is not a batch of CIFAR: {error}") from None
+    if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
+        raise AtclError(f"{path} ({member}) is not a batch of CIFAR: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
+    return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
+
+
+def svhn(path: Path) -> tuple[Array, Array]:
+    """Read images (n, 32, 32, 3) and labels 0 to 9 from a .mat file of SVHN, where the digit 0 is labelled 10."""
+    from scipy.io import loadmat
+
+    try:
+        found = loadmat(path, variable_names=["X", "y"])
+        x, y = np.asarray(found["X"]), np.asarray(found["y"])
+    except Exception as error:  # SciPy raises many kinds for a damaged file
+        raise AtclError(f"{path} is not a .mat file of SVHN: {error}") from None
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or y.size != x.shape[3] or not np.issubdtype(y.dtype, np.number):
+        raise AtclError(f"{path} is not a .mat file of SVHN: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
+    return x.transpose(3, 0, 1, 2), y.reshape(-1).astype(np.int64) % 10
+
+
+def npz(path: Path) -> dict[str, Array]:
+    """Read x_train, y_train, x_test, y_test from an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+    except Exception as error:  # NumPy raises half a dozen kinds for a damaged archive
+        raise AtclError(f"{path}: no x_train, y_train, x_test, y_test can be read from it ({error})") from None
+
+
+def _member(path: Path, member: str) -> bytes:
+    """Return a file from an archive, or from the folder that the archive was unpacked to; nothing is ever extracted to the disk."""
+    try:
+        if path.is_dir():
+            return (path / member).read_bytes()
+        with tarfile.open(path, "r:gz") as archive:
+            found = archive.extractfile(f"{path.name.removesuffix('.tar.gz').replace('cifar-10-python', 'cifar-10-batches-py')}/{member}")
+            assert found is not None
+            return found.read()
+    except (OSError, EOFError, KeyError, AssertionError, tarfile.TarError, zlib.error) as error:
+        raise AtclError(f"{path} has no whole {member} in it: {error}") from None
