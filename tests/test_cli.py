@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from atcl.cli import COMMANDS, LISTED, main
+from atcl.experiments import EXPERIMENTS, result_path
 
 SMALL = [
     *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),
@@ -30,7 +31,8 @@ def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out = str(tmp_path / "run")
     assert main(["train", "--out", out, *SMALL]) == 0
     printed = capsys.readouterr().out
-    assert "epsilon 0.150" in printed
+    assert "epoch   2/2  epsilon 0.150" in printed
+    assert "digits/warmup-pla with changed settings, seed 1" in printed
     assert "agreement" in printed
     assert "left" in printed
     assert "PGD20" in printed
@@ -88,7 +90,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--dataset", "digit"], "did you mean 'digits'?"),
         (["train", "--device", "gpu"], "unknown device 'gpu'"),
         (["train", "--seed", "one"], "--seed"),
-        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "neither kmnist.npz nor kuzushiji/train-images-idx3-ubyte.gz"),
+        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "/nowhere has neither kmnist.npz nor kuzushiji/train-images-idx3-ubyte.gz"),
         (["train", "--out", "/proc/atcl"], "cannot write to /proc/atcl"),
         (["train", "--model", "small_cnn"], "too small"),
         (["train", "--stages.0.optimizer.weight-decay", "-1"], "weight_decay"),
@@ -102,6 +104,8 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["list", "recipe"], "'recipes'"),
         (["show", "digits/oracel"], "did you mean 'digits/oracle'?"),
         (["reproduce", "table7"], "unknown experiment"),
+        (["train", "--seed", "-1"], "at least 0"),
+        (["train", "--stages.0.strength.to", "5"], "strength"),
         pytest.param(
             ["train", "--device", "cuda"], "no CUDA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
         ),
@@ -117,6 +121,28 @@ def test_a_mistake_gives_one_clear_line(
     assert said.startswith("atcl: ")
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.md").write_text("no markers")
+    assert main(["reproduce", "digits", "--results", str(tmp_path), "--write", str(tmp_path / "page.md")]) == 1
+    assert "no place for the table" in capsys.readouterr().err
+
+
+def test_a_result_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = EXPERIMENTS["digits"]
+    for _, name in experiment.rows:
+        for seed in experiment.seeds:
+            path = result_path(tmp_path, name, seed)
+            path.parent.mkdir(parents=True)
+            path.write_text("{}")
+    assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 1
+    assert "lacks natural, pgd20, cw30: remove it" in capsys.readouterr().err
 
 
 def test_the_recipe_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -52,11 +53,11 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     go(tmp_path)
-    with pytest.raises(AtclError, match="another recipe"):
+    with pytest.raises(AtclError, match=r"differs in recipe.labels.number"):
         go(tmp_path, replace(RECIPE, labels=Complementary(2)), problem=tiny.problem(RECIPE.labels))
-    with pytest.raises(AtclError, match="another seed"):
+    with pytest.raises(AtclError, match="differs in seed"):
         go(tmp_path, seed=2)
-    with pytest.raises(AtclError, match="another data"):
+    with pytest.raises(AtclError, match="differs in data"):
         go(tmp_path, problem=tiny.problem(Complementary(2)))
 
 
@@ -85,6 +86,54 @@ def test_evaluating_again_adds_to_the_result(tmp_path: Path) -> None:
     assert run.result["metrics"]["cw30"]["seed"] == 3
     assert run.result["metrics"]["cw30"]["accuracy"] == measured["cw30"].accuracy
     assert run.result["metrics"]["natural"] == first["natural"]
+
+
+def test_a_run_that_does_not_say_which_it_is_is_refused(tmp_path: Path) -> None:
+    go(tmp_path)
+    (tmp_path / "recipe.json").unlink()
+    with pytest.raises(AtclError, match=r"no recipe.json to say which"):
+        go(tmp_path)
+
+
+def test_a_start_that_failed_does_not_block_the_folder(tmp_path: Path) -> None:
+    wild = replace(RECIPE, stages=(replace(RECIPE.stages[0], lr=StepDecay(1e38)),))
+    with pytest.raises(AtclError, match="no longer finite in epoch 1"):
+        go(tmp_path, wild)
+    assert go(tmp_path).result["seed"] == 1
+
+
+def test_evaluating_on_another_test_set_than_the_runs_is_refused(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 4, 4), np.uint8)
+    for name, first in (("one", 0), ("two", 1)):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "mnist.npz", x_train=pixels, y_train=np.arange(20) % 10, x_test=pixels[:5], y_test=np.arange(5) + first)
+    plain = atcl.recipe("mnist/oracle")
+    small = replace(plain, model="mlp", stages=(replace(plain.stages[0], epochs=1),))
+    run = train(small, out=tmp_path / "run", device="cpu", data_dir=tmp_path / "one")
+    assert run.evaluate(["natural"], device="cpu", data_dir=tmp_path / "one")["natural"].images == 5
+    with pytest.raises(AtclError, match="not the one that the run was made with"):
+        run.evaluate(["natural"], device="cpu", data_dir=tmp_path / "two")
+
+
+def test_a_finished_run_and_a_cut_warm_up_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listening(Watcher):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    short = replace(RECIPE, stages=(replace(RECIPE.stages[0], epochs=3),))
+    for _ in range(2):
+        go(tmp_path, short, watcher=Listening())
+    assert said == [
+        "note: training ends in epoch 3, before the attack has grown to its full strength",
+        "this run is finished: nothing is trained again",
+    ]
+
+
+def test_seeds_are_whole_numbers_of_at_least_zero(tmp_path: Path) -> None:
+    with pytest.raises(AtclError, match="at least 0"):
+        go(tmp_path, seed=-1)
 
 
 def test_a_lost_model_or_result_is_written_again(tmp_path: Path) -> None:
@@ -152,9 +201,9 @@ def test_another_transition_matrix_or_test_set_is_other_data(tmp_path: Path) -> 
     problem = tiny.problem(recipe.labels)
     go(tmp_path, recipe, problem=problem)
     skewed = replace(problem.train, transition=torch.full((5, 5), 0.2))
-    with pytest.raises(AtclError, match="another data"):
+    with pytest.raises(AtclError, match="differs in data"):
         go(tmp_path, recipe, problem=replace(problem, train=skewed))
-    with pytest.raises(AtclError, match="another data"):
+    with pytest.raises(AtclError, match="differs in data"):
         go(tmp_path, recipe, problem=replace(problem, test=tiny.split(10, seed=8)))
 
 

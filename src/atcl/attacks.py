@@ -85,6 +85,8 @@ def pgd(
     rng: Generator,
 ) -> Tensor:
     """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
+    if steps < 0 or not x.is_floating_point():
+        raise AtclError(f"an attack takes at least 0 steps on images of floats in [0, 1] (steps {steps}, images {x.dtype})")
     geometry = pick(NORMS, norm, "norm")
     begin = pick(STARTS, start, "start") if isinstance(start, str) else start
 

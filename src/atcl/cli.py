@@ -13,6 +13,7 @@ from rich.console import Console
 
 from atcl.console import Live, caption, metrics_table, schedule_table
 from atcl.data import DATASETS
+from atcl.environment import __version__
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS, missing, reproduce, table, with_table
@@ -125,11 +126,13 @@ class Reproduce:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         experiment = pick(EXPERIMENTS, self.experiment, "experiment")
-        if self.write and not self.write.is_file():
-            raise AtclError(f"there is no page {self.write} to write the table into")
+        if self.write:
+            if not self.write.is_file():
+                raise AtclError(f"there is no page {self.write} to write the table into")
+            with_table(self.write.read_text(), self.experiment, "")  # is there a place for it? better asked before the runs than after
         if self.dry_run:
-            for name, seed in missing(experiment, self.results):
-                print(f"atcl train {name} --seed {seed}")
+            lacking = [f"atcl train {name} --seed {seed}" for name, seed in missing(experiment, self.results)]
+            print("\n".join(lacking) or "nothing is missing")
             return
 
         def run(name: str, seed: int) -> Run:
@@ -162,6 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
         return 0
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:

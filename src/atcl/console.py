@@ -9,9 +9,10 @@ from rich.table import Table
 
 from atcl.experiments import HEADINGS
 from atcl.journal import Record
-from atcl.recipes import Recipe
+from atcl.recipes import RECIPES, Recipe, recipe
 from atcl.running import Watcher
 from atcl.runs import Run
+from atcl.settings import digest
 from atcl.training import Stage
 
 Place = tuple[int, int]  # stage, epoch
@@ -40,6 +41,7 @@ class Live(Watcher):
         self.costs = {place: cost for place, cost in costs(run.recipe).items() if place > (stage, epoch)}
         if epoch:
             self.say(f"going on after epoch {epoch}" + (f" of stage {stage + 1}" if len(run.recipe.stages) > 1 else ""))
+        self.epochs = [stage.epochs for stage in run.recipe.stages]
         self.task = self.bar.add_task("starting", total=sum(self.costs.values()), left="")
         self.total = sum(self.costs.values())
         self.every = max(1, len(self.costs) // 20)
@@ -49,7 +51,7 @@ class Live(Watcher):
         self.paid += self.costs.get((record["stage"], record["epoch"]), 0)
         self.seconds += record["seconds"]
         left = self.seconds / max(self.paid, 1) * (self.total - self.paid)
-        line = described(record)
+        line = described(record, self.epochs)
         if self.console.is_terminal:
             self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
         elif record["epoch"] % self.every == 0 or self.paid == self.total:
@@ -60,17 +62,22 @@ class Live(Watcher):
         self.console.print(text, highlight=False)
 
 
-def costs(recipe: Recipe) -> dict[Place, int]:
+def costs(wanted: Recipe) -> dict[Place, int]:
     """Return the price of each epoch in passes through the network: about three for the update, one for each attack step."""
     return {
-        (number, epoch): 3 + stage.phase(epoch).budget.steps for number, stage in enumerate(recipe.stages) for epoch in range(1, stage.epochs + 1)
+        (number, epoch): 3 + stage.phase(epoch).budget.steps for number, stage in enumerate(wanted.stages) for epoch in range(1, stage.epochs + 1)
     }
 
 
-def described(record: Record) -> str:
+def described(record: Record, epochs: Sequence[int]) -> str:
     """Return an epoch's record as one line."""
-    stage = f"stage {record['stage'] + 1} " if record["stage"] else ""
-    parts = [f"{stage}epoch {record['epoch']:>3}", f"epsilon {record['epsilon']:.3f}", f"gamma {record['gamma']:.2f}", f"loss {record['loss']:.3f}"]
+    stage = f"stage {record['stage'] + 1} " if len(epochs) > 1 else ""
+    parts = [
+        f"{stage}epoch {record['epoch']:>3}/{epochs[record['stage']]}",
+        f"epsilon {record['epsilon']:.3f}",
+        f"gamma {record['gamma']:.2f}",
+        f"loss {record['loss']:.3f}",
+    ]
     if record["agreement"] is not None:
         parts.append(f"agreement {100 * record['agreement']:.0f}%")
     else:
@@ -101,7 +108,14 @@ def caption(result: dict[str, Any]) -> str:
     """Return what was measured, and how the reported epoch was chosen."""
     threat, chosen = result["recipe"]["threat"], result["selection"]
     epoch = {"last": "the last", "test_pgd20": "the best PGD20 on the test set"}[chosen["rule"]]
-    return f"{result['name']}, seed {result['seed']}, {threat['norm']} epsilon {threat['epsilon']:.3g}, epoch {chosen['epoch']} ({epoch})"
+    stages = result["recipe"]["stages"]
+    changed = "" if result["name"] in RECIPES and digest(recipe(result["name"])) == result["digest"] else " with changed settings"
+    teacher = ", its teacher chosen on the test set" if any(stage["teacher"] == "test_natural" for stage in stages) else ""
+    where = f"stage {chosen['stage'] + 1} " if len(stages) > 1 else ""
+    return (
+        f"{result['name']}{changed}, seed {result['seed']}, {threat['norm']} epsilon {threat['epsilon']:.3g}, "
+        f"{where}epoch {chosen['epoch']} ({epoch}){teacher}"
+    )
 
 
 def schedule_table(stage: Stage) -> Table:

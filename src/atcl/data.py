@@ -50,15 +50,12 @@ class Source:
     classes: int = 10
 
     def __call__(self, folder: Path | None = None) -> Dataset:
-        """Find the files, downloading them where they lie nowhere, and read them."""
-        looked = places(folder)
-        for place in looked:
-            if (file := place / f"{self.npz}.npz").is_file():
-                return _dataset(readers.npz(file), self.classes, file)
-            found = [remote.find(place) for remote in self.remotes]
-            if any(found):
-                return self._official(found, place)
-        return self._official(self._downloaded(looked), looked[-1])
+        """Find the files in the folder of datasets, downloading them where they are not there, and read them."""
+        place = data_folder(folder)
+        if (file := place / f"{self.npz}.npz").is_file():
+            return _dataset(readers.npz(file), self.classes, file)
+        found = [remote.find(place) for remote in self.remotes]
+        return self._official(found if any(found) else self._downloaded(place), place)
 
     def _official(self, found: Sequence[Path | None], place: Path) -> Dataset:
         paths = []
@@ -73,23 +70,23 @@ class Source:
             raise AtclError(f"{self.name} in {place} has {sizes} training and test images; the official files have {self.sizes}")
         return _dataset(arrays, self.classes, place)
 
-    def _downloaded(self, looked: Sequence[Path]) -> list[Path]:
+    def _downloaded(self, place: Path) -> list[Path]:
         try:
             if os.environ.get("ATCL_OFFLINE"):
                 raise AtclError("$ATCL_OFFLINE forbids to download it")
-            return [download(remote, looked[-1], say=partial(print, file=sys.stderr)) for remote in self.remotes]
+            return [download(remote, place, say=partial(print, file=sys.stderr)) for remote in self.remotes]
         except AtclError as error:
             files = ", ".join(str(remote.path(Path())) for remote in self.remotes)
             raise AtclError(
-                f"{self.name} was not found: neither {self.npz}.npz nor {files} lies in {', '.join(map(str, looked))}; {error}; "
-                "put the files into one of these folders, or name another with --data-dir or $ATCL_DATA"
+                f"{self.name} was not found: {place} has neither {self.npz}.npz nor {files}; {error}; "
+                "put the files there, or name another folder with --data-dir or $ATCL_DATA"
             ) from None
 
 
-def places(folder: Path | None = None) -> list[Path]:
-    """Return where files are looked for: the given folder, $ATCL_DATA, and the user's cache, into which they are downloaded."""
-    named = [Path(place).expanduser() for place in (folder, os.environ.get("ATCL_DATA")) if place]
-    return [*named, Path(pooch.os_cache("atcl"))]
+def data_folder(folder: Path | None = None) -> Path:
+    """Return the folder of datasets: the given one, else $ATCL_DATA, else the user's cache."""
+    named = folder or os.environ.get("ATCL_DATA")
+    return Path(named).expanduser() if named else Path(pooch.os_cache("atcl"))
 
 
 def digits(folder: Path | None = None) -> Dataset:

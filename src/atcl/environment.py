@@ -12,6 +12,11 @@ import torch
 
 from atcl.errors import AtclError
 
+try:
+    __version__ = version("atcl")
+except PackageNotFoundError:  # the source runs without being installed
+    __version__ = "unknown"
+
 
 def resolve(device: str) -> torch.device:
     """Return the device of a name; `auto` is the GPU where there is one."""
@@ -31,7 +36,7 @@ def resolve(device: str) -> torch.device:
 def environment(device: torch.device) -> dict[str, Any]:
     """Return what the numbers were made with."""
     return {
-        "atcl": _version(),
+        "atcl": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -40,14 +45,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "precision": {"matmul": torch.get_float32_matmul_precision(), "convolution_tf32": torch.backends.cudnn.allow_tf32},
         "platform": sys.platform,
     }
-
-
-def _version() -> str | None:
-    """Return the installed version; None where the source runs without being installed."""
-    try:
-        return version("atcl")
-    except PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

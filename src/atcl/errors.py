@@ -13,6 +13,8 @@ class AtclError(Exception):
 
 def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
     """Return `registry[name]`, or raise with the nearest right name."""
+    if not isinstance(name, str):
+        raise AtclError(f"a {kind} is named by a text, its entry in the dict of them, not {name!r}")
     if name in registry:
         return registry[name]
     raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry)}")
@@ -23,4 +25,4 @@ def nearest(name: str, names: Iterable[str]) -> str:
     names = list(names)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else "; `atcl list` shows them all"
+    return f"; there are {', '.join(names)}" if len(names) <= 12 else "; `atcl list` tells the names"

@@ -66,7 +66,7 @@ def table(experiment: Experiment, results: Path) -> str:
     ]
     for title, name in experiment.rows:
         paths = [result_path(results, name, seed) for seed in experiment.seeds]
-        found = [read_json(path) for path in paths if path.exists()]
+        found = [_result(path) for path in paths if path.exists()]
         cells = [_cell([one["metrics"][metric]["accuracy"] for one in found]) for metric in REPORTED]
         lines.append(f"| {title} | {' | '.join(cells)} | {len(found) or ''} | {_rule(found)} |")
     return "\n".join(lines) + "\n"
@@ -79,6 +79,13 @@ def with_table(page: str, name: str, text: str) -> str:
         raise AtclError(f"the page has no place for the table: add the lines {begin.strip()!r} and {end!r}")
     head, rest = page.split(begin, 1)
     return head + begin + text + end + rest.split(end, 1)[1]
+
+
+def _result(path: Path) -> dict[str, Any]:
+    told = read_json(path)
+    if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in REPORTED):
+        raise AtclError(f"{path} lacks {', '.join(REPORTED)}: remove it, and it is made again")
+    return told
 
 
 def _cell(values: list[float]) -> str:

@@ -47,6 +47,8 @@ def train(
 
     `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
     """
+    if not isinstance(seed, int) or seed < 0:
+        raise AtclError(f"a seed is a whole number of at least 0, not {seed!r}")
     wanted = recipe(what) if isinstance(what, str) else what
     name = name or (what if isinstance(what, str) else name_of(what))
     target = resolve(device)
@@ -61,11 +63,14 @@ def train(
     folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     channels, height, width = problem.train.x.shape[1:]
     run = Run(folder, name, seed, wanted, problem.train.classes, (channels, height, width))
+    watcher = watcher or Watcher()
     _probe(run, problem, build)
     with sole_writer(folder):
         run.claim(problem)
         if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
-            _train(run, replace(problem, train=problem.train.to(target)), build, watcher or Watcher())
+            _train(run, replace(problem, train=problem.train.to(target)), build, watcher)
+        else:
+            watcher.say("this run is finished: nothing is trained again")
     return run
 
 
@@ -110,6 +115,9 @@ def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) ->
     done = sum(stage.epochs for stage in run.recipe.stages[: position.number]) + position.learner.epoch
     if kept != done:
         watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
+    last = run.recipe.stages[-1]
+    if last.phase(last.epochs).budget != last.budget:
+        watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
     watcher.begin(run, position.number, position.learner.epoch)
     while True:
         stage = run.recipe.stages[position.number]

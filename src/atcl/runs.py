@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 
 from atcl import checkpoints, journal
@@ -17,7 +18,7 @@ from atcl.evaluation import Measurement, evaluate
 from atcl.files import read_json, sole_writer, write_json
 from atcl.models import MODELS
 from atcl.recipes import KINDS, RECIPES, Recipe
-from atcl.settings import digest, from_data, to_data
+from atcl.settings import differences, digest, from_data, to_data
 from atcl.truth import Split, Truth
 
 REPORTED = ("natural", "pgd20", "cw30")
@@ -54,10 +55,7 @@ class Problem:
             tensors.append(self.train.transition)
         if tested and self.test is not None:
             tensors += [self.test.x, self.test.truth.labels]
-        summary = hashlib.sha256()
-        for tensor in tensors:
-            summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.cpu().contiguous().numpy().tobytes())
-        return summary.hexdigest()[:16]
+        return _digest(tensors)
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,8 @@ class Run:
             raise AtclError("this run learnt from data of your own: give the test set to evaluate on")
         with sole_writer(self.folder):
             official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
+            if fingerprint_of(official) != _get(read_json(self.folder / "recipe.json"), "test"):
+                raise AtclError("this test set is not the one that the run was made with: give its folder with --data-dir")
             measured = evaluate(self.model(device, build), official, self.recipe.threat, attacks, seed=seed, batch_size=batch_size)
             told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
             write_json(self.folder / "result.json", told)
@@ -125,15 +125,35 @@ class Run:
         path = self.folder / "recipe.json"
         told = {
             "name": self.name, "seed": self.seed, "classes": self.classes, "shape": list(self.shape),
-            "data": problem.fingerprint(tested=self.recipe.looks_at_test), "recipe": to_data(self.recipe),
+            "data": problem.fingerprint(tested=self.recipe.looks_at_test), "test": None if problem.test is None else fingerprint_of(problem.test),
+            "recipe": to_data(self.recipe),
         }  # fmt: skip
-        if not path.exists():
+        begun = checkpoints.stored(self.folder / "checkpoints") or (self.folder / "result.json").exists()
+        if begun and not path.exists():
+            raise AtclError(f"{self.folder} holds a run, but no recipe.json to say which: choose another folder")
+        if not begun:  # nothing would be lost, as after a start that failed
             write_json(path, told)
             return
         held = read_json(path)
-        differing = [key for key in ("recipe", "seed", "data") if not isinstance(held, dict) or held.get(key) != told[key]]
+        differing = [name for key in ("recipe", "seed", "data") for name in differences(_get(held, key), told[key], key)]
         if differing:
-            raise AtclError(f"{self.folder} holds a run with another {' and '.join(differing)}: choose another folder")
+            raise AtclError(f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder")
+
+
+def fingerprint_of(split: Split) -> str:
+    """Return a digest of images and truth."""
+    return _digest([split.x, split.truth.labels])
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    summary = hashlib.sha256()
+    for tensor in tensors:
+        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return summary.hexdigest()[:16]
+
+
+def _get(told: Any, key: str) -> Any:
+    return told.get(key) if isinstance(told, dict) else None
 
 
 def open_run(folder: Path | str) -> Run:

@@ -38,6 +38,15 @@ def from_data(data: Any, kinds: Mapping[str, type]) -> Any:
     return kind(**fields)
 
 
+def differences(one: Any, two: Any, name: str = "") -> list[str]:
+    """Return the dotted names of what differs between two pieces of JSON data."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return [found for key in {**one, **two} for found in differences(one.get(key), two.get(key), f"{name}.{key}".lstrip("."))]
+    if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        return [found for number, (left, right) in enumerate(zip(one, two, strict=True)) for found in differences(left, right, f"{name}.{number}")]
+    return [] if one == two else [name]
+
+
 def digest(value: Any) -> str:
     """Return eight hexadecimal digits that name these settings."""
     return hashlib.sha256(json.dumps(to_data(value), sort_keys=True).encode()).hexdigest()[:8]

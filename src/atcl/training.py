@@ -99,7 +99,9 @@ class Stage:
 
     def phase(self, epoch: int) -> Phase:
         """Return what holds in an epoch, counted from 1: pure, so it can be printed, plotted and tested."""
-        gamma, lr = self.gamma(epoch), self.lr(epoch)
+        gamma, lr, strength = self.gamma(epoch), self.lr(epoch), self.strength(epoch)
+        if not 0 <= strength <= 1:
+            raise AtclError(f"strength is a share of the budget in [0, 1], but is {strength} in epoch {epoch}")
         if not 0 <= gamma <= 1:
             raise AtclError(f"gamma must lie in [0, 1], but is {gamma} in epoch {epoch}")
         if gamma < 1 and isinstance(self.supervision, CandidatesOnly):
@@ -107,7 +109,7 @@ class Stage:
         if not (lr >= 0 and math.isfinite(lr)):
             raise AtclError(f"the learning rate must be a number of at least 0, but is {lr} in epoch {epoch}")
         remember = isinstance(self.supervision, PseudoLabels) and self.supervision.remembers(epoch)
-        return Phase(epoch, self.budget.grown(self.strength(epoch), self.grow), gamma, lr, remember)
+        return Phase(epoch, self.budget.grown(strength, self.grow), gamma, lr, remember)
 
 
 class Learner:

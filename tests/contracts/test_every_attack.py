@@ -8,6 +8,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from atcl.attacks import NORMS, STARTS, Climb, divergence, given, margin, pgd
+from atcl.errors import AtclError
 from atcl.evaluation import ATTACKS, Threat
 from tests.tiny import TinyNet, split
 
@@ -110,6 +111,15 @@ def test_a_zero_gradient_moves_nothing(norm: str, rng: Generator) -> None:
 def test_attack_of_record_breaks_a_naturally_trained_model(model: nn.Module, name: str, rng: Generator) -> None:
     adv = ATTACKS[name](model, IMAGES, LABELS, Threat(0.4, 0.05), rng)
     assert (model(adv).argmax(1) == LABELS).float().mean() < 0.2
+
+
+def test_images_that_are_no_floats_and_steps_below_zero_are_refused(model: nn.Module, rng: Generator) -> None:
+    for x, steps in ((split().x, 1), (IMAGES, -1)):
+        with pytest.raises(AtclError, match="at least 0 steps on images of floats"):
+            pgd(model, x, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=steps, rng=rng)
+    for wrong in ({"norm": "l3"}, {"start": "zero"}):
+        with pytest.raises(AtclError, match="unknown"):
+            pgd(model, IMAGES, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=1, rng=rng, **wrong)
 
 
 def test_margin_stops_at_its_confidence() -> None:
