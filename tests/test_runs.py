@@ -203,7 +203,7 @@ def test_another_transition_matrix_or_test_set_is_other_data(tmp_path: Path) -> 
     skewed = replace(problem.train, transition=torch.full((5, 5), 0.2))
     with pytest.raises(AtclError, match="differs in data"):
         go(tmp_path, recipe, problem=replace(problem, train=skewed))
-    with pytest.raises(AtclError, match="differs in data"):
+    with pytest.raises(AtclError, match="differs in test"):
         go(tmp_path, recipe, problem=replace(problem, test=tiny.split(10, seed=8)))
 
 

@@ -48,14 +48,13 @@ class Problem:
                 f"classes {self.train.classes} and {self.test.truth.classes}"
             )
 
-    def fingerprint(self, tested: bool) -> str:
-        """Return a digest of what training sees; of the test set too, where a rule chooses an epoch on it."""
-        tensors = [self.train.x, self.train.candidates]
-        if self.train.transition is not None:
-            tensors.append(self.train.transition)
-        if tested and self.test is not None:
-            tensors += [self.test.x, self.test.truth.labels]
-        return _digest(tensors)
+    def fingerprints(self) -> dict[str, str | None]:
+        """Return digests of what training sees, and of the test set."""
+        transition = [] if self.train.transition is None else [self.train.transition]
+        return {
+            "data": _digest([self.train.x, self.train.candidates, *transition]),
+            "test": None if self.test is None else fingerprint_of(self.test),
+        }
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,7 @@ class Run:
         path = self.folder / "recipe.json"
         told = {
             "name": self.name, "seed": self.seed, "classes": self.classes, "shape": list(self.shape),
-            "data": problem.fingerprint(tested=self.recipe.looks_at_test), "test": None if problem.test is None else fingerprint_of(problem.test),
-            "recipe": to_data(self.recipe),
+            **problem.fingerprints(), "recipe": to_data(self.recipe),
         }  # fmt: skip
         begun = checkpoints.stored(self.folder / "checkpoints") or (self.folder / "result.json").exists()
         if begun and not path.exists():
@@ -135,7 +133,8 @@ class Run:
             write_json(path, told)
             return
         held = read_json(path)
-        differing = [name for key in ("recipe", "seed", "data") for name in differences(_get(held, key), told[key], key)]
+        binding = ("recipe", "seed", "data", *(["test"] if self.recipe.looks_at_test else []))
+        differing = [name for key in binding for name in differences(_get(held, key), told[key], key)]
         if differing:
             raise AtclError(f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder")
 
