@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from atcl.attacks import Threat
 from atcl.data import DATASETS, digits
 from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS, Threat, evaluate
+from atcl.evaluation import ATTACKS, evaluate
 from atcl.truth import Split, Truth
 from tests.tiny import TinyNet, split
 

@@ -53,8 +53,8 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     go(tmp_path)
-    with pytest.raises(AtclError, match=r"differs in recipe.labels.number"):
-        go(tmp_path, replace(RECIPE, labels=Complementary(2)), problem=tiny.problem(RECIPE.labels))
+    with pytest.raises(AtclError, match=r"differs in recipe.threat.epsilon"):
+        go(tmp_path, replace(RECIPE, threat=replace(RECIPE.threat, epsilon=0.5)))
     with pytest.raises(AtclError, match="differs in seed"):
         go(tmp_path, seed=2)
     with pytest.raises(AtclError, match="differs in data"):
@@ -108,7 +108,7 @@ def test_evaluating_on_another_test_set_than_the_runs_is_refused(tmp_path: Path)
         (tmp_path / name).mkdir()
         np.savez(tmp_path / name / "mnist.npz", x_train=pixels, y_train=np.arange(20) % 10, x_test=pixels[:5], y_test=np.arange(5) + first)
     plain = atcl.recipe("mnist/oracle")
-    small = replace(plain, model="mlp", stages=(replace(plain.stages[0], epochs=1),))
+    small = replace(plain, model="mlp", stages=(replace(plain.stages[0], epochs=1),), shape=(1, 4, 4))
     run = train(small, out=tmp_path / "run", device="cpu", data_dir=tmp_path / "one")
     assert run.evaluate(["natural"], device="cpu", data_dir=tmp_path / "one")["natural"].images == 5
     with pytest.raises(AtclError, match="not the one that the run was made with"):

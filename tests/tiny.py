@@ -49,7 +49,7 @@ def shrunk(task: Task) -> Task:
     return replace(
         task, dataset="tiny", model="TinyNet", epochs=5, two_stage=(2, 3), batch_size=8, opening=2, scheduling=2, remember_from=1,
         budget=replace(task.budget, steps=2, step_size=task.budget.epsilon), decay=(2,) if task.decay else (), rise=min(task.rise, 2),
-        augmentation=replace(task.augmentation, padding=min(task.augmentation.padding, 1)),
+        augmentation=replace(task.augmentation, padding=min(task.augmentation.padding, 1)), shape=SHAPE,
     )  # fmt: skip
 
 

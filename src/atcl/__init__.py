@@ -6,11 +6,11 @@ print(run.evaluate(["natural", "pgd20", "cw30"]))
 
 from dataclasses import replace
 
-from atcl.attacks import Budget, pgd
+from atcl.attacks import Budget, Threat, pgd
 from atcl.batches import Augmentation, WeakData, rule_out
 from atcl.environment import __version__
 from atcl.errors import AtclError
-from atcl.evaluation import Threat, evaluate
+from atcl.evaluation import evaluate
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Loss, Targets
 from atcl.models import MODELS

@@ -72,6 +72,23 @@ class Budget:
         )
 
 
+@dataclass(frozen=True)
+class Threat:
+    """The adversary that a model is judged by."""
+
+    epsilon: float
+    """radius of the ball around each image"""
+    step_size: float
+    """length of one step of PGD20 and CW30"""
+    norm: str = "linf"
+    """linf or l2"""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.epsilon < math.inf and 0 < self.step_size < math.inf):
+            raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})")
+        pick(NORMS, self.norm, "norm")
+
+
 def pgd(
     model: Module,
     x: Tensor,  # (n, C, H, W) in [0, 1]

@@ -77,6 +77,11 @@ class WeakData:
         return self.candidates.shape[1]
 
     @property
+    def device(self) -> torch.device:
+        """Where batches are made: that of the candidates; images too many for it wait in the host's memory."""
+        return self.candidates.device
+
+    @property
     def single(self) -> bool:
         """Whether each image has exactly one class ruled out."""
         return bool((self.candidates.sum(1) == self.classes - 1).all())
@@ -88,12 +93,30 @@ class WeakData:
 
     def batch(self, index: Tensor, augmentation: Augmentation, rng: Generator) -> Batch:
         """Return the images at `index`, augmented, as floats, with their candidates."""
-        return Batch(index, augmentation(as_float(self.x[index]), rng), self.candidates[index])
+        return Batch(index, augmentation(as_float(self.images(index)), rng), self.candidates[index])
 
-    def to(self, device: torch.device) -> "WeakData":
-        """Return the same data on a device."""
+    def images(self, index: Tensor) -> Tensor:
+        """Return the images at `index` on the device, wherever they lie."""
+        if self.x.device == self.device:
+            return self.x[index]
+        return self.x[index.cpu()].pin_memory().to(self.device, non_blocking=True)
+
+    def in_order(self, batch_size: int) -> Iterator[Tensor]:
+        """Yield all images as floats on the device, in order, `batch_size` at a time."""
+        for x in self.x.split(batch_size):
+            yield as_float(x.to(self.device, non_blocking=True))
+
+    def take(self, index: Tensor) -> "WeakData":
+        """Return the part of the data at `index`."""
+        return replace(self, x=self.x[index.to(self.x.device)], candidates=self.candidates[index])
+
+    def to(self, device: torch.device, room: int | None = None) -> "WeakData":
+        """Return the same data on a device; images over `room` bytes (by default half of what is free there) stay in pinned memory of the host."""
         transition = None if self.transition is None else self.transition.to(device)
-        return replace(self, x=self.x.to(device), candidates=self.candidates.to(device), transition=transition)
+        if room is None:
+            room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else self.x.nbytes
+        x = self.x.to(device) if self.x.nbytes <= room or device.type != "cuda" else self.x.cpu().pin_memory()
+        return replace(self, x=x, candidates=self.candidates.to(device), transition=transition)
 
 
 def rule_out(n: int, classes: int, complementary: Any) -> Tensor:

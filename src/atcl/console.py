@@ -12,6 +12,7 @@ from atcl.journal import Record
 from atcl.recipes import RECIPES, Recipe, recipe
 from atcl.running import Watcher
 from atcl.runs import Run
+from atcl.selection import RULES
 from atcl.settings import digest
 from atcl.training import Stage
 
@@ -107,10 +108,11 @@ def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
 def caption(result: dict[str, Any]) -> str:
     """Return what was measured, and how the reported epoch was chosen."""
     threat, chosen = result["recipe"]["threat"], result["selection"]
-    epoch = {"last": "the last", "test_pgd20": "the best PGD20 on the test set"}[chosen["rule"]]
+    rule = RULES.get(chosen["rule"])
+    epoch = rule.about if rule else "the last"
     stages = result["recipe"]["stages"]
     changed = "" if result["name"] in RECIPES and digest(recipe(result["name"])) == result["digest"] else " with changed settings"
-    teacher = ", its teacher chosen on the test set" if any(stage["teacher"] == "test_natural" for stage in stages) else ""
+    teacher = ", its teacher chosen on the test set" if any(stage["teacher"].startswith("test_") for stage in stages) else ""
     where = f"stage {chosen['stage'] + 1} " if len(stages) > 1 else ""
     return (
         f"{result['name']}{changed}, seed {result['seed']}, {threat['norm']} epsilon {threat['epsilon']:.3g}, "

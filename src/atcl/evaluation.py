@@ -1,6 +1,5 @@
 """Accuracy on natural and on attacked images: the attacks of record."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,27 +9,10 @@ from torch import Generator, Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, evaluating, margin, pgd
+from atcl.attacks import Threat, evaluating, margin, pgd
 from atcl.batches import as_float
 from atcl.errors import AtclError, pick
 from atcl.truth import Split
-
-
-@dataclass(frozen=True)
-class Threat:
-    """The adversary that a model is judged by."""
-
-    epsilon: float
-    """radius of the ball around each image"""
-    step_size: float
-    """length of one step of PGD20 and CW30"""
-    norm: str = "linf"
-    """linf or l2"""
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.epsilon < math.inf and 0 < self.step_size < math.inf):
-            raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})")
-        pick(NORMS, self.norm, "norm")
 
 
 @dataclass(frozen=True)

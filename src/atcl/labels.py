@@ -53,7 +53,18 @@ class RandomSets:
         """Any number of classes will do."""
 
 
-LabelSource = Ordinary | Complementary | RandomSets
+@dataclass(frozen=True)
+class Given:
+    """The labels came with the images: nothing is drawn, and nobody knows the truth."""
+
+    def __call__(self, true: Tensor, classes: int, rng: Generator) -> Tensor:
+        raise AtclError("the labels of this recipe come with the images: give a folder and its labels, or a Problem from Python")
+
+    def check(self, classes: int) -> None:
+        """They are checked where they are read."""
+
+
+LabelSource = Ordinary | Complementary | RandomSets | Given
 
 LABELS = {"ordinary": Ordinary, "complementary": Complementary, "random-sets": RandomSets}
 

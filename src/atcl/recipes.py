@@ -3,16 +3,15 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
-from atcl.attacks import Budget
+from atcl.attacks import Budget, Threat
 from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
-from atcl.evaluation import Threat
-from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets
+from atcl.labels import Complementary, Given, LabelSource, Ordinary, RandomSets
 from atcl.losses import LOSSES
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
+from atcl.selection import RULES, Rule
 from atcl.supervision import CandidatesOnly, PseudoLabels
 from atcl.training import Adam, Sgd, Stage
 
@@ -28,10 +27,18 @@ class Recipe:
     """a name from `atcl list models`"""
     stages: tuple[Stage, ...]
     threat: Threat
-    selection: Literal["last", "test_pgd20"] = "last"
-    """which epoch is reported: the last, or the best by PGD20 on the test set (the paper's; it looks at the truth)"""
+    selection: str = "last"
+    """which epoch is reported, a name from `atcl list rules`: the last, the best by held-out labels, or by PGD20 on the test set (the paper's)"""
+    holdout: float = 0.0
+    """share of the training images whose labels are held out, to choose and judge by"""
+    shape: tuple[int, int, int] = (3, 32, 32)
+    """channels, height and width of the images; pictures of your own are brought to it"""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.holdout < 1:
+            raise AtclError(f"holdout is a share of the training images in [0, 1), not {self.holdout}")
+        if min(self.shape) < 1:
+            raise AtclError(f"an image has at least 1 channel and 1 pixel each way, not {self.shape}")
         if not self.stages:
             raise AtclError("a recipe has at least one stage")
         if not self.stages[0].fresh or self.stages[0].teacher != "none":
@@ -40,19 +47,28 @@ class Recipe:
             if not stage.fresh and stage.optimizer != before.optimizer:
                 raise AtclError("a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh")
         for stage in self.stages:
-            single = isinstance(self.labels, Complementary) and self.labels.number == 1 and stage.teacher == "none"
+            single = stage.teacher == "none" and self.labels in (Given(), Complementary())
             if loss_of(stage.objective).single and not single:
                 raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
+        for number in range(len(self.stages)):
+            self.rule(number)
+
+    def rule(self, number: int) -> Rule | None:
+        """Return the rule by which an epoch of a stage is kept, for the teacher of the next or for the report; None: the last."""
+        if number + 1 == len(self.stages):
+            return pick(RULES, self.selection, "selection rule")
+        teacher = self.stages[number + 1].teacher
+        return None if teacher == "none" else pick(RULES, teacher, "rule for a teacher")
 
     @property
-    def looks_at_test(self) -> bool:
-        """Whether an epoch is chosen on the test set: for a teacher, or only for the report."""
-        return self.looks_at_test_truth or self.selection != "last"
+    def needs(self) -> set[str]:
+        """What its rules look at: held-out labels, the test set, or neither."""
+        return {rule.on for rule in map(self.rule, range(len(self.stages))) if rule}
 
     @property
     def looks_at_test_truth(self) -> bool:
         """Whether the weights depend on the truth of the test set: the paper's choice of a teacher, declared."""
-        return any(stage.teacher == "test_natural" for stage in self.stages)
+        return any(rule and rule.on == "test" for rule in map(self.rule, range(len(self.stages) - 1)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,10 @@ class Task:
     remember_from: int = 6
     augmentation: Augmentation = Augmentation()
     direct_lr: Mapping[str, float] = field(default_factory=dict)  # where a direct loss has its own
-    selection: Literal["last", "test_pgd20"] = "test_pgd20"
+    selection: str = "test_pgd20"
+    holdout: float = 0.0
+    shape: tuple[int, int, int] = (3, 32, 32)
+    labels: LabelSource = Complementary()
 
     def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
         """Return full-strength adversarial training on the candidates, after `opening` epochs."""
@@ -91,8 +110,8 @@ class Task:
         return StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
 
     def recipe(self, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
-        """Return a recipe of these stages; one complementary label for each image unless said otherwise."""
-        return Recipe(self.dataset, labels or Complementary(), self.model, stages, self.threat, self.selection)
+        """Return a recipe of these stages, with the task's labels unless said otherwise."""
+        return Recipe(self.dataset, labels or self.labels, self.model, stages, self.threat, self.selection, self.holdout, self.shape)
 
 
 def oracle(task: Task) -> Recipe:
@@ -105,7 +124,7 @@ def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> 
     return task.recipe(replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
 
 
-def two_stage(task: Task, teacher: Literal["last", "test_natural"] = "last", labels: LabelSource | None = None) -> Recipe:
+def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
     """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
     epochs, adversarial = task.two_stage
     first = Stage(epochs, task.batch_size, task.natural_optimizer, task.schedule(task.natural_lr, opening=epochs), augmentation=task.augmentation)
@@ -183,6 +202,8 @@ def _trades_budget(task: Task) -> Budget:
     return replace(task.budget, start="gaussian")
 
 
+OWN = "own"  # the dataset's name in the recipe of a run on data that the user brought
+
 METHODS: dict[str, Callable[[Task], Recipe]] = {
     "warmup-pla": warmup_pla,
     "oracle": oracle,
@@ -210,7 +231,7 @@ METHODS: dict[str, Callable[[Task], Recipe]] = {
 _MNIST = Task(
     dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
     budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
-    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3,
+    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28),
     direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
 )  # fmt: skip
 
@@ -223,7 +244,7 @@ _CIFAR10 = Task(
 _DIGITS = Task(
     dataset="digits", model="tiny_cnn", epochs=80, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
     budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
-    natural_optimizer=Adam(), natural_lr=1e-3, selection="last",
+    natural_optimizer=Adam(), natural_lr=1e-3, selection="last", shape=(1, 8, 8),
 )  # fmt: skip
 
 TASKS: dict[str, Task] = {
@@ -234,17 +255,24 @@ TASKS: dict[str, Task] = {
     "cifar10": _CIFAR10,
     "cifar100": replace(_CIFAR10, dataset="cifar100"),  # not in the paper; CIFAR-10's settings
     "svhn": replace(_CIFAR10, dataset="svhn"),
+    OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_withstands", holdout=0.1),  # CIFAR-10's settings, and no truth
 }
 
+
+def _offered(wanted: Recipe) -> bool:
+    """Tell whether a method can be had: on data of one's own only with the labels that came with them, and with no test set."""
+    return wanted.dataset != OWN or (isinstance(wanted.labels, Given) and "test" not in wanted.needs)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"{name}/{method}": partial(build, task) for name, task in TASKS.items() for method, build in METHODS.items()
+    f"{name}/{method}": partial(build, task) for name, task in TASKS.items() for method, build in METHODS.items() if _offered(build(task))
 }
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Stage, Budget, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
-        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets,
+        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Given,
     )
 }  # fmt: skip
 

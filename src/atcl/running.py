@@ -17,13 +17,14 @@ from atcl.environment import environment, resolve
 from atcl.errors import AtclError, pick
 from atcl.evaluation import evaluate
 from atcl.files import clear_parts, sole_writer, write_json, write_whole
-from atcl.labels import weaken
-from atcl.recipes import Recipe, recipe
-from atcl.runs import OWN, REPORTED, Build, Problem, Run, folder_of, name_of
-from atcl.selection import Best, tracked
+from atcl.heldout import judge
+from atcl.labels import Given, weaken
+from atcl.recipes import OWN, Recipe, recipe
+from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
+from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import guesses, relabel, with_sole_candidate
-from atcl.training import Learner, Snapshot, Stage, derive, fit, forked_rng
+from atcl.training import Learner, Snapshot, derive, fit, forked_rng
 
 
 class Watcher:
@@ -55,20 +56,25 @@ def train(
     if problem is None:
         problem = _problem(wanted, seed, data_dir)
     else:
-        wanted, name = replace(wanted, dataset=OWN), f"{OWN}/{name.partition('/')[2]}"
+        wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
+    if wanted.holdout:
+        problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
     if build is not None:
         wanted = replace(wanted, model=getattr(build, "__name__", OWN))
-    if problem.test is None and wanted.looks_at_test:
-        raise AtclError("this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last")
+    if problem.test is None and "test" in wanted.needs:
+        raise AtclError(
+            "this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last, or to a rule on held-out labels"
+        )
+    if problem.held is None and "held" in wanted.needs:
+        raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1")
     folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
-    channels, height, width = problem.train.x.shape[1:]
-    run = Run(folder, name, seed, wanted, problem.train.classes, (channels, height, width))
+    run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
     watcher = watcher or Watcher()
     _probe(run, problem, build)
     with sole_writer(folder):
         run.claim(problem)
         if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
-            _train(run, replace(problem, train=problem.train.to(target)), build, watcher)
+            _train(run, problem.to(target), build, watcher)
         else:
             watcher.say("this run is finished: nothing is trained again")
     return run
@@ -77,7 +83,14 @@ def train(
 def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
     dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
     wanted.labels.check(dataset.classes)
+    if dataset.shape != wanted.shape:
+        raise AtclError(f"{wanted.dataset} has images of shape {dataset.shape}, but the recipe says {wanted.shape}: set shape")
     return Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+
+
+def _on_own_data(wanted: Recipe, problem: Problem) -> Recipe:
+    channels, height, width = problem.train.x.shape[1:]
+    return replace(wanted, dataset=OWN, labels=Given(), shape=(channels, height, width))
 
 
 def _probe(run: Run, problem: Problem, build: Build | None) -> None:
@@ -131,7 +144,7 @@ def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) ->
 
 def _opened(run: Run, problem: Problem, build: Build | None) -> Position:
     """Return the start of the first stage."""
-    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(tracked(run.recipe, 0)))
+    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(run.recipe.rule(0)))
 
 
 def _advanced(run: Run, problem: Problem, build: Build | None, done: Position) -> Position:
@@ -140,20 +153,20 @@ def _advanced(run: Run, problem: Problem, build: Build | None, done: Position) -
     stage = run.recipe.stages[number]
     data = done.data
     if stage.teacher != "none":
-        data = relabel(problem.train, _teacher(stage, done))
+        data = relabel(problem.train, _teacher(done))
     learner = done.learner
     learner.epoch = 0
     if stage.fresh:
         learner = _fresh(run, number, data, build)
-    return Position(number, learner, data, Best(tracked(run.recipe, number)))
+    return Position(number, learner, data, Best(run.recipe.rule(number)))
 
 
 def _restored(run: Run, problem: Problem, build: Build | None, saved: dict[str, Tensor]) -> Position:
     """Return where a checkpoint was written."""
-    state = checkpoints.to_device(saved, problem.train.x.device)
+    state = checkpoints.to_device(saved, problem.train.device)
     number = int(state["stage"])
     data = with_sole_candidate(problem.train, state["relabelled"]) if "relabelled" in state else problem.train
-    position = Position(number, _fresh(run, number, data, build), data, Best(tracked(run.recipe, number)))
+    position = Position(number, _fresh(run, number, data, build), data, Best(run.recipe.rule(number)))
     position.learner.load(state)
     position.best.load(state)
     return position
@@ -174,10 +187,13 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         if snapshot.agreement is not None and problem.truth is not None:
             guess = guesses(snapshot.memory, data.candidates)
             record["pseudo_label_accuracy"] = float((guess == problem.truth.labels.to(guess.device)).float().mean())
-        if best.metric and problem.test is not None:
-            measured = evaluate(snapshot.model, problem.test, run.recipe.threat, ("natural", best.metric))
+        if problem.held is not None:
+            record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
+        if best.rule and best.rule.on == "test" and problem.test is not None:
+            measured = evaluate(snapshot.model, problem.test, run.recipe.threat, ("natural", best.rule.metric))
             record |= {f"test_{name}": one.accuracy for name, one in measured.items()}
-            best.see(measured[best.metric].accuracy, phase.epoch, snapshot.model)
+        if best.rule:
+            best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
         journal.append(run.folder / "journal.jsonl", record)
         relabelled = {} if data is problem.train else {"relabelled": data.candidates.int().argmax(1)}
@@ -196,11 +212,11 @@ def _fresh(run: Run, number: int, data: WeakData, build: Build | None) -> Learne
     return Learner(model, data, run.recipe.stages[number])
 
 
-def _teacher(stage: Stage, done: Position) -> Module:
+def _teacher(done: Position) -> Module:
     """Return the model that relabels."""
     # Paper: the best by validation; official code: the best by natural accuracy on the test set. The default is the last epoch, without truth.
     teacher = done.learner.refresh()  # whatever an observer did to it
-    if stage.teacher == "test_natural":
+    if done.best.weights:
         teacher.load_state_dict(done.best.weights)
     return teacher
 
@@ -217,9 +233,11 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
         "selection": {"rule": run.recipe.selection, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics.get("chosen", metrics["last"]), "last_epoch": {"metrics": metrics["last"], "journal": records[-1] if records else None},
+        "metrics": metrics.get("chosen", metrics["last"]),
+        "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
+        "last_epoch": {"metrics": metrics["last"], "journal": records[-1] if records else None},
         "training_seconds": sum(record["seconds"] for record in records),
-        "environment": environment(problem.train.x.device), "recipe": to_data(run.recipe),
+        "environment": environment(problem.train.device), "recipe": to_data(run.recipe),
     }  # fmt: skip
     write_json(run.folder / "result.json", result)
 

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl import checkpoints, journal
@@ -17,12 +18,11 @@ from atcl.errors import AtclError, pick
 from atcl.evaluation import Measurement, evaluate
 from atcl.files import read_json, sole_writer, write_json
 from atcl.models import MODELS
-from atcl.recipes import KINDS, RECIPES, Recipe
+from atcl.recipes import KINDS, OWN, RECIPES, Recipe
 from atcl.settings import differences, digest, from_data, to_data
 from atcl.truth import Split, Truth
 
 REPORTED = ("natural", "pgd20", "cw30")
-OWN = "own"  # the dataset's name in the recipe of a run on data that the user brought
 
 Build = Callable[[], Module]
 
@@ -34,8 +34,14 @@ class Problem:
     train: WeakData
     truth: Truth | None = None  # of the training images: for the accuracy of pseudo-labels in the journal
     test: Split | None = None
+    held: WeakData | None = None  # to choose and judge by without truth; a recipe's `holdout` takes it from the training images
+    names: tuple[str, ...] | None = None  # of the classes
 
     def __post_init__(self) -> None:
+        if self.names is not None and len(set(self.names)) != self.train.classes:
+            raise AtclError(f"there are {self.train.classes} classes but {len(set(self.names))} different names for them")
+        if self.held is not None and (self.held.classes, self.held.x.shape[1:]) != (self.train.classes, self.train.x.shape[1:]):
+            raise AtclError("held-out and training images differ in shape or in the number of classes")
         if self.truth is not None and len(self.truth.labels) != len(self.train):
             raise AtclError(f"there are {len(self.train)} training images but {len(self.truth.labels)} true labels")
         if self.test is None:
@@ -48,11 +54,25 @@ class Problem:
                 f"classes {self.train.classes} and {self.test.truth.classes}"
             )
 
+    def held_out(self, share: float, seed: int) -> "Problem":
+        """Return the problem with a random share of the training images held out."""
+        number = round(share * len(self.train))
+        if not 0 < number < len(self.train):
+            raise AtclError(f"a holdout of {share} takes {number} of {len(self.train)} images: leave some on both sides")
+        order = torch.randperm(len(self.train), generator=Generator().manual_seed(seed)).to(self.train.device)
+        held, rest = order[:number].sort().values, order[number:].sort().values
+        truth = None if self.truth is None else Truth(self.truth.labels[rest.to(self.truth.labels.device)], self.truth.classes)
+        return replace(self, train=self.train.take(rest), truth=truth, held=self.train.take(held))
+
+    def to(self, device: torch.device) -> "Problem":
+        """Return the problem with what training sees, and what it is chosen by, on a device."""
+        return replace(self, train=self.train.to(device), held=None if self.held is None else self.held.to(device))
+
     def fingerprints(self) -> dict[str, str | None]:
-        """Return digests of what training sees, and of the test set."""
-        transition = [] if self.train.transition is None else [self.train.transition]
+        """Return digests of what training sees, of the held-out part, and of the test set."""
         return {
-            "data": _digest([self.train.x, self.train.candidates, *transition]),
+            "data": _weak_digest(self.train),
+            "held": None if self.held is None else _weak_digest(self.held),
             "test": None if self.test is None else fingerprint_of(self.test),
         }
 
@@ -67,6 +87,12 @@ class Run:
     recipe: Recipe
     classes: int
     shape: tuple[int, int, int]  # (C, H, W) of an image
+    names: tuple[str, ...] | None = None  # of the classes, where they have any
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class, its number where it has none."""
+        return self.names or tuple(map(str, range(self.classes)))
 
     @property
     def result(self) -> dict[str, Any]:
@@ -124,7 +150,7 @@ class Run:
         path = self.folder / "recipe.json"
         told = {
             "name": self.name, "seed": self.seed, "classes": self.classes, "shape": list(self.shape),
-            **problem.fingerprints(), "recipe": to_data(self.recipe),
+            **problem.fingerprints(), "names": None if self.names is None else list(self.names), "recipe": to_data(self.recipe),
         }  # fmt: skip
         begun = checkpoints.stored(self.folder / "checkpoints") or (self.folder / "result.json").exists()
         if begun and not path.exists():
@@ -133,7 +159,7 @@ class Run:
             write_json(path, told)
             return
         held = read_json(path)
-        binding = ("recipe", "seed", "data", *(["test"] if self.recipe.looks_at_test else []))
+        binding = ("recipe", "seed", "data", "names", *sorted(self.recipe.needs))
         differing = [name for key in binding for name in differences(_get(held, key), told[key], key)]
         if differing:
             raise AtclError(f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder")
@@ -142,6 +168,10 @@ class Run:
 def fingerprint_of(split: Split) -> str:
     """Return a digest of images and truth."""
     return _digest([split.x, split.truth.labels])
+
+
+def _weak_digest(data: WeakData) -> str:
+    return _digest([data.x, data.candidates, *([] if data.transition is None else [data.transition])])
 
 
 def _digest(tensors: Sequence[Tensor]) -> str:
@@ -163,7 +193,8 @@ def open_run(folder: Path | str) -> Run:
     told = read_json(path)
     try:
         channels, height, width = told["shape"]
-        return Run(Path(folder), told["name"], told["seed"], from_data(told["recipe"], KINDS), told["classes"], (channels, height, width))
+        names = tuple(told["names"]) if told.get("names") else None
+        return Run(Path(folder), told["name"], told["seed"], from_data(told["recipe"], KINDS), told["classes"], (channels, height, width), names)
     except (KeyError, TypeError, ValueError) as error:
         raise AtclError(f"{path} is not of a run: {type(error).__name__} {error}") from None
 

@@ -1,25 +1,59 @@
-"""Which epoch is kept beside the last: the best by a metric on the test set, where a rule of the recipe asks for it."""
+"""Which epoch is kept: rules by name, and the best model so far by one of them."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.recipes import Recipe
+
+@dataclass(frozen=True)
+class Rule:
+    """An epoch chosen by a number that is measured after each: on held-out complementary labels, or on the truth of the test set."""
+
+    on: Literal["held", "test"]
+    metric: str  # a score of `heldout.judge`, or an attack of record
+    about: str
+    smallest: bool = False
+
+    @property
+    def key(self) -> str:
+        """The number's name in the journal."""
+        return f"{self.on}_{self.metric}"
+
+
+_HELD = {
+    "inside": ("most predictions inside the candidates", False),
+    "scel": ("lowest surrogate complementary loss", True),
+    "ure": ("lowest unbiased risk estimate", True),
+}
+
+RULES: dict[str, Rule | None] = {
+    "last": None,
+    **{
+        f"held_{score}_{kind}": Rule("held", f"{score}_{kind}", f"{about} on {kind} held-out images", smallest)
+        for score, (about, smallest) in _HELD.items()
+        for kind in ("natural", "attacked")
+    },
+    "held_withstands": Rule("held", "withstands", "most held-out predictions inside the candidates that withstand the attack"),
+    "test_natural": Rule("test", "natural", "the best natural accuracy on the test set"),
+    "test_pgd20": Rule("test", "pgd20", "the best PGD20 on the test set"),
+}
 
 
 @dataclass
 class Best:
-    """The best model of a stage by a metric on the test set, where a rule asks for it."""
+    """The best model of a stage by a rule, where there is one."""
 
-    metric: str | None
-    score: float = -1.0
+    rule: Rule | None
+    score: float = -float("inf")
     epoch: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def see(self, score: float, epoch: int, model: Module) -> None:
+    def see(self, measured: float, epoch: int, model: Module) -> None:
         """Keep a model that beats all before it."""
+        score = -measured if self.rule and self.rule.smallest else measured
         if score > self.score:
             self.score, self.epoch = score, epoch
             self.weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -38,8 +72,6 @@ class Best:
             self.score, self.epoch = float(state["best_score"]), int(state["best_epoch"])
 
 
-def tracked(wanted: Recipe, number: int) -> str | None:
-    """Return the metric by which the best epoch of a stage is kept: for a teacher, or for the report."""
-    if number + 1 < len(wanted.stages):
-        return "natural" if wanted.stages[number + 1].teacher == "test_natural" else None
-    return "pgd20" if wanted.selection == "test_pgd20" else None
+def chosen_epoch(rule: Rule, measured: list[float]) -> int:
+    """Return the epoch, counted from 1, that a rule picks from the numbers of a journal; the earliest of equals."""
+    return 1 + measured.index((min if rule.smallest else max)(measured))

@@ -26,14 +26,14 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any, kinds: Mapping[str, type]) -> Any:
-    """Return what `to_data` was given; only the classes in `kinds` can come out."""
+    """Return what `to_data` was given; only the classes in `kinds` can come out, and a setting that is missing takes its default."""
     if isinstance(data, list):
         return tuple(from_data(item, kinds) for item in data)
     if not isinstance(data, dict):
         return data
     fields = {name: from_data(value, kinds) for name, value in data.items() if name != "kind"}
     kind = kinds.get(data.get("kind", ""))
-    if kind is None or set(fields) != {field.name for field in dataclasses.fields(kind)}:
+    if kind is None or not _required(kind) <= set(fields) <= {field.name for field in dataclasses.fields(kind)}:
         raise AtclError(f"these settings are not of this version: {data.get('kind')} with {', '.join(fields)}")
     return kind(**fields)
 
@@ -49,7 +49,23 @@ def differences(one: Any, two: Any, name: str = "") -> list[str]:
 
 def digest(value: Any) -> str:
     """Return eight hexadecimal digits that name these settings."""
-    return hashlib.sha256(json.dumps(to_data(value), sort_keys=True).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(_changed(value), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _changed(value: Any) -> Any:
+    """Return `to_data` without what stands at its default, so that a setting added later renames no old result."""
+    if dataclasses.is_dataclass(value):
+        fields = [field for field in dataclasses.fields(value) if getattr(value, field.name) != _default(field)]
+        return {"kind": type(value).__name__, **{field.name: _changed(getattr(value, field.name)) for field in fields}}
+    return [_changed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _required(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind) if _default(field) is dataclasses.MISSING}
 
 
 def overridden(settings: T, arguments: Sequence[str], program: str) -> T:

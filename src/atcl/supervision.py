@@ -8,7 +8,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from atcl.attacks import evaluating
-from atcl.batches import WeakData, as_float
+from atcl.batches import WeakData
 from atcl.errors import AtclError
 
 
@@ -60,7 +60,7 @@ def relabel(data: WeakData, teacher: Module, batch_size: int = 1000) -> WeakData
     """Return the data with the teacher's prediction as the sole candidate: the second stage of two-stage training."""
     # Paper: candidates are not mentioned; official code: arg-max over all classes, even the one ruled out.
     with evaluating(teacher):
-        guess = torch.cat([teacher(as_float(x)).argmax(1) for x in data.x.split(batch_size)])
+        guess = torch.cat([teacher(x).argmax(1) for x in data.in_order(batch_size)])
     return with_sole_candidate(data, guess)
 
 

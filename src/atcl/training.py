@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
@@ -83,8 +82,8 @@ class Stage:
     augmentation: Augmentation = Augmentation()
     fresh: bool = True
     """start from a new model, optimiser and memory; False goes on with those of the stage before"""
-    teacher: Literal["none", "last", "test_natural"] = "none"
-    """relabel first with the last model of the stage before, or with its best by natural test accuracy (the paper's; it looks at the truth)"""
+    teacher: str = "none"
+    """relabel first with a model of the stage before, chosen by a rule of `atcl list rules` (the paper's, test_natural, looks at the truth)"""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -116,7 +115,7 @@ class Learner:
     """All that training changes: model, optimiser, memory of predictions, and the dials that an epoch turns."""
 
     def __init__(self, model: Module, data: WeakData, stage: Stage) -> None:
-        device = data.x.device
+        device = data.device
         self.model = model.to(device).train()
         self.frozen = copy.deepcopy(self.model).eval().requires_grad_(False)  # what attacks and guesses look at
         self.rng = Generator(device)
@@ -228,7 +227,7 @@ def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: En
             learner.turn(phase)
             learner.rng.manual_seed(derive(seed, epoch))
             torch.manual_seed(derive(seed, epoch, "global"))  # for modules of others, which draw from the global generator
-            totals = torch.zeros(4, device=data.x.device)
+            totals = torch.zeros(4, device=data.device)
             for index in shuffled(len(data), stage.batch_size, learner.rng):
                 totals += run(index, phase.budget.steps, phase.remember)
             learner.epoch = epoch

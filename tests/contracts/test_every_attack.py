@@ -7,9 +7,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, STARTS, Climb, divergence, given, margin, pgd
+from atcl.attacks import NORMS, STARTS, Climb, Threat, divergence, given, margin, pgd
 from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS, Threat
+from atcl.evaluation import ATTACKS
 from tests.tiny import TinyNet, split
 
 LABELS = split().truth.labels

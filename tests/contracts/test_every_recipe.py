@@ -8,8 +8,8 @@ import pytest
 from atcl.cli import LISTED
 from atcl.data import DATASETS
 from atcl.errors import AtclError
-from atcl.labels import RandomSets
-from atcl.recipes import KINDS, METHODS, RECIPES, TASKS, recipe
+from atcl.labels import Given, RandomSets
+from atcl.recipes import KINDS, METHODS, OWN, RECIPES, TASKS, recipe
 from atcl.schedules import Constant
 from atcl.settings import digest, from_data, overridden, to_data
 
@@ -42,8 +42,8 @@ def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> 
 
 
 def test_every_method_exists_for_every_dataset() -> None:
-    assert set(TASKS) == set(DATASETS)
-    assert set(RECIPES) == {f"{dataset}/{method}" for dataset in DATASETS for method in METHODS}
+    assert set(TASKS) == {*DATASETS, OWN}
+    assert {name for name in RECIPES if not name.startswith("own/")} == {f"{dataset}/{method}" for dataset in DATASETS for method in METHODS}
     assert set(LISTED["recipes"]) == set(RECIPES)
 
 
@@ -115,4 +115,13 @@ def test_foreign_settings_are_refused() -> None:
 
 
 def test_the_one_use_of_test_truth_is_declared() -> None:
-    assert [name for name in RECIPES if recipe(name).looks_at_test_truth] == [f"{task}/two-stage-test-teacher" for task in TASKS]
+    assert [name for name in RECIPES if recipe(name).looks_at_test_truth] == [f"{task}/two-stage-test-teacher" for task in DATASETS]
+
+
+def test_on_data_of_ones_own_no_recipe_asks_for_truth() -> None:
+    own = {name.removeprefix("own/"): recipe(name) for name in RECIPES if name.startswith("own/")}
+    assert set(METHODS) - set(own) == {"oracle", "two-stage-test-teacher"} | {method for method in METHODS if method.endswith("-mcl")}
+    for wanted in own.values():
+        assert wanted.needs == {"held"}
+        assert wanted.holdout > 0
+        assert wanted.labels == Given()

@@ -1,0 +1,97 @@
+"""How good a model is, told by held-out complementary labels alone: what chooses and judges a model where there is no true label.
+
+Images are judged as they are (`natural`) and after PGD20 against the likeliest candidate (`attacked`), within the threat of the recipe.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from atcl.attacks import Threat, evaluating, pgd
+from atcl.batches import WeakData
+from atcl.errors import AtclError
+from atcl.supervision import guesses
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over the held-out images, with its standard error."""
+
+    mean: float
+    error: float
+    images: int
+
+
+def inside(logits: Tensor, held: WeakData) -> Tensor:
+    """Return (n,): 1 where the prediction is a candidate."""
+    return held.candidates.gather(1, logits.argmax(1, keepdim=True))[:, 0].float()
+
+
+def scel(logits: Tensor, held: WeakData) -> Tensor:
+    """Return (n,): the surrogate complementary loss (Chou et al. 2020), the negative logarithm of the candidates' probability."""
+    return -logits.log_softmax(1).masked_fill(~held.candidates, -torch.inf).logsumexp(1)
+
+
+def ure(logits: Tensor, held: WeakData) -> Tensor:
+    """Return (n,): the unbiased estimate of the cross-entropy (Ishida et al. 2019; for several labels Feng et al. 2020)."""
+    return unbiased(-logits.log_softmax(1), held)
+
+
+def accuracy(logits: Tensor, held: WeakData) -> Tensor:
+    """Return (n,): the unbiased estimate of the accuracy; one image's value means nothing, their mean does."""
+    return 1 - unbiased(1 - F.one_hot(logits.argmax(1), held.classes).float(), held)
+
+
+def unbiased(loss: Tensor, held: WeakData) -> Tensor:
+    """Return (n,) whose expectation over the complementary labels is the loss of the true class, from the loss of each class (n, K)."""
+    ruled_out = ~held.candidates
+    if held.transition is not None and held.single:
+        corrected: Tensor = loss @ torch.linalg.pinv(held.transition).T  # (n, K): what to count when j is the complementary label
+        return corrected.masked_fill(held.candidates, 0).sum(1)
+    number: Tensor = ruled_out.sum(1)
+    outside = loss.masked_fill(held.candidates, 0).sum(1)
+    surplus: Tensor = (held.classes - 1 - number) / number * outside
+    return loss.masked_fill(ruled_out, 0).sum(1) - surplus
+
+
+SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside, "scel": scel, "ure": ure, "accuracy": accuracy}
+
+
+def judge(model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500) -> dict[str, Estimate]:
+    """Return each score on natural and on attacked images, and `withstands`: the share whose prediction is a candidate and survives the attack."""
+    natural, attacked = _logits(model, held, threat, seed, batch_size)
+    if not bool((natural.isfinite() & attacked.isfinite()).all()):
+        raise AtclError("the model returns numbers that are not finite: its quality means nothing")
+    values = {
+        f"{name}_{kind}": score(logits, held) for kind, logits in (("natural", natural), ("attacked", attacked)) for name, score in SCORES.items()
+    }
+    values["withstands"] = inside(natural, held) * (natural.argmax(1) == attacked.argmax(1))
+    return {name: _estimate(value) for name, value in values.items()}
+
+
+def attacked_guess(model: Module, x: Tensor, guess: Tensor, threat: Threat, rng: Generator) -> Tensor:
+    """Return PGD20 away from a class that the model believes in, the attack that needs no truth."""
+    return pgd(model, x, lambda logits: F.cross_entropy(logits, guess, reduction="sum"), **asdict(threat), steps=20, rng=rng)
+
+
+def _logits(model: Module, held: WeakData, threat: Threat, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    rng = Generator(held.device).manual_seed(seed)
+    natural, attacked = [], []
+    with evaluating(model):
+        for x, candidates in zip(held.in_order(batch_size), held.candidates.split(batch_size), strict=True):
+            with torch.no_grad():
+                natural.append(model(x))
+            adv = attacked_guess(model, x, guesses(natural[-1].softmax(1), candidates), threat, rng)
+            with torch.no_grad():
+                attacked.append(model(adv))
+    return torch.cat(natural).float(), torch.cat(attacked).float()
+
+
+def _estimate(values: Tensor) -> Estimate:
+    spread = float(values.double().std(correction=1)) if len(values) > 1 else math.nan
+    return Estimate(float(values.double().mean()), spread / math.sqrt(len(values)), len(values))
