@@ -8,8 +8,37 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atcl"
-BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training")
-SEEING = {"atcl", "truth", "labels", "data", "evaluation", "recipes", "runs", "running", "selection", "experiments", "console", "cli"}
+BLIND = (
+    "schedules",
+    "seeds",
+    "heldout",
+    "transitions",
+    "folders",
+    "pictures",
+    "losses",
+    "attacks",
+    "objectives",
+    "batches",
+    "supervision",
+    "models",
+    "training",
+)
+SEEING = {
+    "atcl",
+    "truth",
+    "labels",
+    "data",
+    "evaluation",
+    "recipes",
+    "runs",
+    "running",
+    "experiments",
+    "predicting",
+    "labelled",
+    "console",
+    "commands",
+    "cli",
+}
 
 
 def module_of(path: Path) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl.cli import COMMANDS, LISTED, main
+from atcl.cli import main
+from atcl.commands import COMMANDS, LISTED
 from atcl.experiments import EXPERIMENTS, result_path
 
 SMALL = [

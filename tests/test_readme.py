@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atcl.cli import main
-from atcl.experiments import EXPERIMENTS, missing, result_path, table, with_table
+from atcl.experiments import EXPERIMENTS, missing, result_path, with_table
 from atcl.files import read_json
 from atcl.losses import LOSSES
 from atcl.recipes import KINDS, RECIPES, recipe
@@ -22,7 +22,8 @@ RESULTS = ROOT / "results"
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tables_follow_from_the_committed_results(name: str) -> None:
     assert not missing(EXPERIMENTS[name], RESULTS)
-    assert with_table(README, name, table(EXPERIMENTS[name], RESULTS)) == README
+    page = (ROOT / EXPERIMENTS[name].page).read_text()
+    assert with_table(page, name, EXPERIMENTS[name].table(EXPERIMENTS[name], RESULTS)) == page
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("result.json")), ids=lambda path: "-".join(path.parts[-4:-1]))

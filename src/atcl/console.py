@@ -105,6 +105,19 @@ def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
     return table
 
 
+def held_table(held: dict[str, dict[str, float]]) -> Table:
+    """Return what held-out complementary labels say of the chosen model, each with its standard error."""
+    images = int(held["withstands"]["images"])
+    table = Table(title=f"estimated from the complementary labels of {images} held-out images, without truth", title_justify="left")
+    for heading in ("", "natural", "attacked"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for score, title in (("accuracy", "accuracy"), ("inside", "inside the candidates")):
+        cells = [held[f"{score}_{kind}"] for kind in ("natural", "attacked")]
+        table.add_row(title, *(f"{100 * one['mean']:.1f} ± {100 * one['error']:.1f}%" for one in cells))
+    table.add_row("inside, and withstands PGD20", "", f"{100 * held['withstands']['mean']:.1f} ± {100 * held['withstands']['error']:.1f}%")
+    return table
+
+
 def caption(result: dict[str, Any]) -> str:
     """Return what was measured, and how the reported epoch was chosen."""
     threat, chosen = result["recipe"]["threat"], result["selection"]

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from atcl.attacks import Threat, evaluating, margin, pgd
 from atcl.batches import as_float
 from atcl.errors import AtclError, pick
+from atcl.seeds import generator
 from atcl.truth import Split
 
 
@@ -62,12 +63,11 @@ def evaluate(model: Module, test: Split, threat: Threat, attacks: Sequence[str],
 
 def _measure(model: Module, test: Split, threat: Threat, attack: Attack, seed: int, batch_size: int) -> Measurement:
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
-    rng = Generator(device).manual_seed(seed)
     began, correct = time.perf_counter(), 0
     with evaluating(model):
-        for x, labels in zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True):
+        for number, (x, labels) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
             x, labels = as_float(x.to(device)), labels.to(device)
-            adv = attack(model, x, labels, threat, rng)
+            adv = attack(model, x, labels, threat, generator(device, seed, number))
             with torch.no_grad():
                 logits = model(adv)
             if not bool(logits.isfinite().all()):

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from atcl.errors import AtclError
-from atcl.files import read_json, write_json
-from atcl.recipes import recipe
+from atcl.files import read_json, write_json, write_whole
+from atcl.journal import Record, read
+from atcl.recipes import KINDS, recipe
 from atcl.runs import REPORTED, Run, folder_of
-from atcl.settings import digest
+from atcl.selection import RULES, chosen_epoch
+from atcl.settings import digest, from_data
 
 HEADINGS = {"natural": "natural", "pgd20": "PGD20", "cw30": "CW30"}
 
@@ -21,20 +23,10 @@ class Experiment:
 
     about: str
     rows: tuple[tuple[str, str], ...]  # (what the row is called, recipe)
+    table: Callable[["Experiment", Path], str]
+    page: str  # the page that shows the table
     seeds: tuple[int, ...] = (1, 2, 3)
-
-
-EXPERIMENTS: dict[str, Experiment] = {
-    "digits": Experiment(
-        about="8x8 digits, one complementary label per image, accuracy in % on 397 test images (L-infinity, epsilon 0.15)",
-        rows=(
-            ("direct LOG", "digits/direct-log"),
-            ("two-stage", "digits/two-stage"),
-            ("**warm-up + PLA**", "digits/warmup-pla"),
-            ("oracle (true labels)", "digits/oracle"),
-        ),
-    )
-}
+    journals: bool = False  # whether the ledger keeps each run's epochs too
 
 
 def result_path(results: Path, name: str, seed: int) -> Path:
@@ -53,22 +45,40 @@ def reproduce(experiment: Experiment, results: Path, run: Callable[[str, int], R
     """Run what is missing, and put each result into the ledger."""
     for name, seed in missing(experiment, results):
         path = result_path(results, name, seed)
-        result = run(name, seed).result
+        done = run(name, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, result)
+        if experiment.journals:
+            write_whole(path.with_name("journal.jsonl"), (done.folder / "journal.jsonl").read_bytes())
+        write_json(path, done.result)
 
 
-def table(experiment: Experiment, results: Path) -> str:
-    """Return the Markdown table of an experiment: mean and standard deviation (ddof 0); what was not run stays empty."""
-    lines = [
-        f"| method | {' | '.join(HEADINGS[metric] for metric in REPORTED)} | seeds | epoch reported |",
-        f"|---|{'---|' * len(REPORTED)}---|---|",
-    ]
-    for title, name in experiment.rows:
-        paths = [result_path(results, name, seed) for seed in experiment.seeds]
-        found = [_result(path) for path in paths if path.exists()]
-        cells = [_cell([one["metrics"][metric]["accuracy"] for one in found]) for metric in REPORTED]
-        lines.append(f"| {title} | {' | '.join(cells)} | {len(found) or ''} | {_rule(found)} |")
+def accuracies(experiment: Experiment, results: Path) -> str:
+    """Return a Markdown table of accuracies, mean and standard deviation (ddof 0); rules never share a column, and what was not run stays empty."""
+    found = {title: _results(experiment, results, name) for title, name in experiment.rows}
+    rules = sorted({one["selection"]["rule"] for row in found.values() for one in row}) or ["last"]
+    columns = [(rule, metric) for rule in rules for metric in REPORTED]
+    headings = [f"{HEADINGS[metric]} ({rule})" for rule, metric in columns]
+    lines = [f"| method | {' | '.join(headings)} | seeds |", f"|---|{'---|' * len(columns)}---|"]
+    for title, row in found.items():
+        cells = [_cell([one["metrics"][metric]["accuracy"] for one in row if one["selection"]["rule"] == rule]) for rule, metric in columns]
+        lines.append(f"| {title} | {' | '.join(cells)} | {len(row) or ''} |")
+    return "\n".join(lines) + "\n"
+
+
+def by_rule(experiment: Experiment, results: Path) -> str:
+    """Return a Markdown table of what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
+    titles = " | ".join(f"{title}: PGD20 | lost to test_pgd20 | epochs" for title, _ in experiment.rows)
+    lines = [f"| rule | {titles} |", f"|---|{'---|' * 3 * len(experiment.rows)}"]
+    for name, rule in RULES.items():
+        cells = []
+        for _, run in experiment.rows:
+            paths = [result_path(results, run, seed).with_name("journal.jsonl") for seed in experiment.seeds]
+            stages = [_last_stage(path) for path in paths if path.exists()]
+            epochs = [chosen_epoch(rule, [one[rule.key] for one in stage]) if rule else len(stage) for stage in stages]
+            picked = [stage[epoch - 1]["test_pgd20"] for stage, epoch in zip(stages, epochs, strict=True)]
+            lost = [max(one["test_pgd20"] for one in stage) - value for stage, value in zip(stages, picked, strict=True)]
+            cells += [_cell(picked), _cell(lost), ", ".join(map(str, epochs))]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -81,16 +91,46 @@ def with_table(page: str, name: str, text: str) -> str:
     return head + begin + text + end + rest.split(end, 1)[1]
 
 
-def _result(path: Path) -> dict[str, Any]:
-    told = read_json(path)
-    if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in REPORTED):
-        raise AtclError(f"{path} lacks {', '.join(REPORTED)}: remove it, and it is made again")
-    return told
+def _results(experiment: Experiment, results: Path, name: str) -> list[dict[str, Any]]:
+    """Return the results of a recipe that the ledger holds; one made with other settings than it says is refused."""
+    found = []
+    for path in (result_path(results, name, seed) for seed in experiment.seeds):
+        if path.exists():
+            told = read_json(path)
+            if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in REPORTED):
+                raise AtclError(f"{path} lacks {', '.join(REPORTED)}: remove it, and it is made again")
+            if from_data(told.get("recipe"), KINDS) != recipe(name):
+                raise AtclError(f"{path} was made with other settings than {name} has now: remove it, and it is made again")
+            found.append(told)
+    return found
+
+
+def _last_stage(path: Path) -> list[Record]:
+    records = read(path)
+    return [record for record in records if record["stage"] == records[-1]["stage"]]
 
 
 def _cell(values: list[float]) -> str:
     return f"{statistics.fmean(values):.1f} ± {statistics.pstdev(values):.1f}" if values else ""
 
 
-def _rule(found: list[dict[str, Any]]) -> str:
-    return ", ".join(sorted({one["selection"]["rule"] for one in found}))
+EXPERIMENTS: dict[str, Experiment] = {
+    "digits": Experiment(
+        about="8x8 digits, one complementary label per image, accuracy in % on 397 test images (L-infinity, epsilon 0.15)",
+        rows=(
+            ("direct LOG", "digits/direct-log"),
+            ("two-stage", "digits/two-stage"),
+            ("**warm-up + PLA**", "digits/warmup-pla"),
+            ("oracle (true labels)", "digits/oracle"),
+        ),
+        table=accuracies,
+        page="README.md",
+    ),
+    "selection": Experiment(
+        about="8x8 digits, a tenth of the training images held out: what each rule picks from the same runs, PGD20 on the test set in %",
+        rows=(("warm-up + PLA", "digits/warmup-pla-rules"), ("two-stage", "digits/two-stage-rules")),
+        table=by_rule,
+        page="docs/selection.md",
+        journals=True,
+    ),
+}

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from atcl.attacks import Threat, evaluating, pgd
 from atcl.batches import WeakData
 from atcl.errors import AtclError
+from atcl.seeds import generator
 from atcl.supervision import guesses
 
 
@@ -80,13 +81,12 @@ def attacked_guess(model: Module, x: Tensor, guess: Tensor, threat: Threat, rng:
 
 
 def _logits(model: Module, held: WeakData, threat: Threat, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    rng = Generator(held.device).manual_seed(seed)
     natural, attacked = [], []
     with evaluating(model):
-        for x, candidates in zip(held.in_order(batch_size), held.candidates.split(batch_size), strict=True):
+        for number, (x, candidates) in enumerate(zip(held.in_order(batch_size), held.candidates.split(batch_size), strict=True)):
             with torch.no_grad():
                 natural.append(model(x))
-            adv = attacked_guess(model, x, guesses(natural[-1].softmax(1), candidates), threat, rng)
+            adv = attacked_guess(model, x, guesses(natural[-1].softmax(1), candidates), threat, generator(held.device, seed, number))
             with torch.no_grad():
                 attacked.append(model(adv))
     return torch.cat(natural).float(), torch.cat(attacked).float()

@@ -114,6 +114,9 @@ class Task:
         return Recipe(self.dataset, labels or self.labels, self.model, stages, self.threat, self.selection, self.holdout, self.shape)
 
 
+Method = Callable[[Task], Recipe]
+
+
 def oracle(task: Task) -> Recipe:
     """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
     return task.recipe(task.stage(), labels=Ordinary())
@@ -150,6 +153,11 @@ def pla(task: Task, loss: str = "log") -> Recipe:
 def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
     """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
     return task.recipe(replace(_falling(task, _warm(task)), objective=MinMax(loss), grow=grow), labels=labels)
+
+
+def watched_by_all_rules(task: Task, method: Method) -> Recipe:
+    """A method with a tenth of the labels held out: each epoch's journal tells what every rule would choose by."""
+    return replace(method(task), holdout=0.1, selection="test_pgd20")
 
 
 def pseudo_labels(task: Task, scheduling: int) -> Recipe:
@@ -204,7 +212,7 @@ def _trades_budget(task: Task) -> Budget:
 
 OWN = "own"  # the dataset's name in the recipe of a run on data that the user brought
 
-METHODS: dict[str, Callable[[Task], Recipe]] = {
+METHODS: dict[str, Method] = {
     "warmup-pla": warmup_pla,
     "oracle": oracle,
     **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in LOSSES},
@@ -224,6 +232,8 @@ METHODS: dict[str, Callable[[Task], Recipe]] = {
     "direct-exp-mcl": partial(direct, loss="exp", labels=RandomSets()),
     "two-stage-mcl": partial(two_stage, labels=RandomSets()),
     "warmup-pla-mcl": partial(warmup_pla, labels=RandomSets()),
+    "warmup-pla-rules": partial(watched_by_all_rules, method=warmup_pla),
+    "two-stage-rules": partial(watched_by_all_rules, method=two_stage),
     "pseudo-labels-slow": partial(pseudo_labels, scheduling=50),
     "pseudo-labels-rapid": partial(pseudo_labels, scheduling=10),
 }
@@ -257,6 +267,12 @@ TASKS: dict[str, Task] = {
     "svhn": replace(_CIFAR10, dataset="svhn"),
     OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_withstands", holdout=0.1),  # CIFAR-10's settings, and no truth
 }
+
+
+def on_own_data(wanted: Recipe) -> Recipe:
+    """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
+    own = TASKS[OWN]
+    return replace(wanted, dataset=OWN, labels=own.labels, selection=own.selection, holdout=own.holdout)
 
 
 def _offered(wanted: Recipe) -> bool:

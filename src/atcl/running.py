@@ -21,10 +21,11 @@ from atcl.heldout import judge
 from atcl.labels import Given, weaken
 from atcl.recipes import OWN, Recipe, recipe
 from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
+from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import guesses, relabel, with_sole_candidate
-from atcl.training import Learner, Snapshot, derive, fit, forked_rng
+from atcl.training import Learner, Snapshot, fit
 
 
 class Watcher:
@@ -81,6 +82,8 @@ def train(
 
 
 def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
+    if wanted.dataset == OWN:
+        raise AtclError("this recipe learns from data of your own: give them as `problem` (from the shell: --images FOLDER --labels FILE.csv)")
     dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
     wanted.labels.check(dataset.classes)
     if dataset.shape != wanted.shape:

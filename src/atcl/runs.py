@@ -135,7 +135,7 @@ class Run:
         if test is not None:
             return evaluate(self.model(device, build), test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size)
         if self.recipe.dataset == OWN:
-            raise AtclError("this run learnt from data of your own: give the test set to evaluate on")
+            raise AtclError("this run learnt from data of your own: give `test` to evaluate on (from the shell: --images FOLDER --labels FILE.csv)")
         with sole_writer(self.folder):
             official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
             if fingerprint_of(official) != _get(read_json(self.folder / "recipe.json"), "test"):

@@ -1,10 +1,8 @@
 """The one loop: stages of epochs, each a schedule of attack budgets over a pure tensor step."""
 
 import copy
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +16,7 @@ from atcl.losses import Targets
 from atcl.models import draw_from
 from atcl.objectives import MinMax, Objective, loss_of
 from atcl.schedules import Constant, Schedule
+from atcl.seeds import derive, forked_rng
 from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, remembered
 
 
@@ -234,17 +233,6 @@ def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: En
             snapshot = _snapshot(learner, phase, totals, stage)
             for observe in observers:
                 observe(snapshot)
-
-
-def forked_rng() -> AbstractContextManager[None]:
-    """Leave the global random state, of every device, as it was found."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
-
-
-def derive(seed: int, *path: int | str) -> int:
-    """Return a seed of its own for each use of a run's seed."""
-    digest = hashlib.sha256("/".join(map(str, (seed, *path))).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _tensors(model: Module) -> list[Tensor]:

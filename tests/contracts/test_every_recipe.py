@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from atcl.cli import LISTED
+from atcl.commands import LISTED
 from atcl.data import DATASETS
 from atcl.errors import AtclError
 from atcl.labels import Given, RandomSets

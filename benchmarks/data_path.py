@@ -1,0 +1,87 @@
+"""What the data path costs: making a batch, against the adversarial step that uses it, for 60,000 images in one process.
+
+python benchmarks/data_path.py --recipe kuzushiji/warmup-pla --device cpu
+python benchmarks/data_path.py --recipe cifar10/warmup-pla --device cuda --pinned   # images kept in the host's memory
+"""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import tyro
+
+from atcl.batches import WeakData, rule_out, shuffled
+from atcl.environment import environment, resolve
+from atcl.models import MODELS
+from atcl.recipes import recipe
+from atcl.schedules import Constant
+from atcl.training import Learner, Step, fit
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    recipe: str = "kuzushiji/warmup-pla"
+    images: int = 60_000
+    steps: int = 5
+    """adversarial steps to time, after one that is not"""
+    device: str = "auto"
+    pinned: bool = False
+    """keep the images in pinned memory of the host, as is done for sets that are too large"""
+
+
+class Enough(Exception):
+    """Enough steps were timed."""
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds that some work takes, the device's queue included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1000 * (time.perf_counter() - began)
+
+
+def main(options: Options) -> None:
+    """Print the milliseconds of a step, of its batch, and the share."""
+    wanted, device = recipe(options.recipe), resolve(options.device)
+    stage = replace(wanted.stages[-1], strength=Constant(1.0))
+    classes = 10
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (options.images, *wanted.shape), dtype=torch.uint8, generator=rng)
+    complementary = torch.randint(0, classes, (options.images,), generator=rng)
+    data = WeakData(x, rule_out(options.images, classes, complementary)).to(device, room=0 if options.pinned else None)
+    learner = Learner(MODELS[wanted.model](classes, wanted.shape), data, stage)
+    steps: list[float] = []
+
+    def engine(step: Step) -> Step:
+        def run(index: torch.Tensor, attack: int, remember: bool) -> torch.Tensor:
+            if len(steps) > options.steps:
+                raise Enough
+            steps.append(timed(lambda: step(index, attack, remember), device))
+            return torch.zeros(4, device=device)
+
+        return run
+
+    with contextlib.suppress(Enough):
+        fit(learner, data, stage, seed=0, engine=engine)
+    shuffle = timed(lambda: list(shuffled(len(data), stage.batch_size, learner.rng)), device) / (len(data) / stage.batch_size)
+    indices = [index for index, _ in zip(shuffled(len(data), stage.batch_size, learner.rng), range(50), strict=False)]
+    batches = [timed(lambda index=index: data.batch(index, stage.augmentation, learner.rng), device) for index in indices]  # type: ignore[misc]
+    step, batch = statistics.median(steps[1:]), statistics.median(batches[5:]) + shuffle
+    told = environment(device)
+    print(f"{options.recipe}, {len(data):,} images of {wanted.shape}, batch {stage.batch_size}, {stage.budget.steps} attack steps")
+    print(f"{told}")
+    print(f"images lie on {data.x.device}{' (pinned)' if options.pinned else ''}")
+    print(f"adversarial step {step:.2f} ms, of which the batch {batch:.3f} ms: {100 * batch / step:.2f}%")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,274 @@
+"""What can be typed after `atcl`: each command a dataclass of options with one verb."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from atcl.console import Live, caption, held_table, metrics_table, schedule_table
+from atcl.data import DATASETS
+from atcl.errors import AtclError, pick
+from atcl.evaluation import ATTACKS
+from atcl.experiments import EXPERIMENTS, missing, reproduce, with_table
+from atcl.exporting import EXPORTS, export
+from atcl.files import write_whole
+from atcl.folders import read_folder
+from atcl.labelled import read_truth
+from atcl.labels import LABELS
+from atcl.losses import LOSSES
+from atcl.models import MODELS
+from atcl.predicting import as_csv, as_json, predict
+from atcl.recipes import OWN, RECIPES, Recipe, on_own_data, recipe
+from atcl.running import train
+from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
+from atcl.selection import RULES
+from atcl.settings import overridden
+
+DEFAULT = "digits/warmup-pla"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train by a recipe, or go on with a run that was stopped. Any setting that `atcl show RECIPE` prints can be changed: --stages.0.epochs 3"""
+
+    recipe: Annotated[str, tyro.conf.Positional] = DEFAULT
+    """dataset/method, from `atcl list recipes`"""
+    seed: int = 1
+    """labels, weights and batches follow from it"""
+    out: Path | None = None
+    """folder of the run; by default runs/RECIPE/seed-N"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    data_dir: Path | None = None
+    """where the dataset's files lie; not needed for digits"""
+    images: Path | None = None
+    """a folder of pictures of your own, in the place of the recipe's dataset"""
+    labels: Path | None = None
+    """their labels: a CSV file with the columns file and not"""
+    classes: tuple[str, ...] = ()
+    """names of the classes; by default those that the CSV file rules out"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        own = self.images is not None or self.labels is not None or self.recipe.startswith(f"{OWN}/")
+        wanted = _wanted(self.recipe, overrides, "train", own)
+        problem = self._problem(console, wanted.shape) if own else None
+        name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
+        out = self.out or Path("runs", *folder_of(name, wanted), f"seed-{self.seed}")
+        console.print(f"{name}, seed {self.seed}, to {out}", highlight=False)
+        done = _train(console, wanted, name, self.seed, out, self.device, self.data_dir, problem)
+        _tell(console, done, REPORTED)
+        console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
+
+    def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
+        if self.images is None or self.labels is None:
+            raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and not")
+        found = read_folder(self.images, self.labels, shape, self.classes or None)
+        console.print(f"{len(found.data)} pictures, classes {', '.join(found.names)}", highlight=False, soft_wrap=True)
+        return Problem(found.data, names=found.names)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure a run's chosen model, and keep the numbers in its result.json."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional]
+    """folder of a run"""
+    attacks: tuple[str, ...] = REPORTED
+    """names from `atcl list attacks`"""
+    seed: int = 0
+    """of the attacks' random starts"""
+    batch_size: int = 500
+    device: str = "auto"
+    data_dir: Path | None = None
+    images: Path | None = None
+    """a folder of pictures to evaluate on, in the place of the recipe's test set"""
+    labels: Path | None = None
+    """their true classes: a CSV file with the columns file and class"""
+    json: bool = False
+    """print result.json (of your own pictures: their accuracies) instead of a table"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        done = open_run(self.run_folder)
+        test = None
+        if self.images is not None or self.labels is not None:
+            if self.images is None or self.labels is None:
+                raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class")
+            test = read_truth(self.images, self.labels, done.shape, done.class_names)
+        measured = done.evaluate(
+            self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir
+        )  # fmt: skip
+        found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
+        if self.json:
+            print(json.dumps(found, indent=2))
+            return
+        console.print(caption(done.result), highlight=False)
+        console.print(metrics_table(found, self.attacks))
+        console.print("measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Tell the class of pictures, how sure the model is, and whether PGD20 at the recipe's epsilon would change its mind."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional]
+    """folder of a run"""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """pictures, and folders of pictures"""
+    json: bool = False
+    """a list of objects instead of CSV"""
+    out: Path | None = None
+    """write there instead of to the terminal"""
+    attack: bool = True
+    """try each prediction with PGD20; --no-attack is faster"""
+    seed: int = 0
+    """of the attack's random start"""
+    batch_size: int = 500
+    device: str = "auto"
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        done = open_run(self.run_folder)
+        found = predict(done, self.images, attack=self.attack, device=self.device, seed=self.seed, batch_size=self.batch_size)
+        text = as_json(found) if self.json else as_csv(found)
+        if self.out is None:
+            print(text, end="")
+            return
+        write_whole(self.out, text.encode())
+        console.print(f"{len(found)} predictions lie in {self.out}", highlight=False)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's chosen model to a file that runs elsewhere, after checking that it says the same."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional]
+    """folder of a run"""
+    format: str = "onnx"
+    """a name from `atcl list exports`"""
+    out: Path | None = None
+    """the file; by default exported.FORMAT in the folder of the run"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        pick(EXPORTS, self.format, "format")
+        done = open_run(self.run_folder)
+        path = self.out or done.folder / f"exported.{self.format}"
+        made = export(done.model(), done.shape, done.class_names, path, self.format, kind=done.recipe.model)
+        shape = ", ".join(map(str, done.shape))
+        console.print(f"takes floats in [0, 1] of shape (n, {shape}), returns {done.classes} logits for each image", highlight=False)
+        console.print(f"read back and compared: the same classes, logits within {made.difference:.1e}", highlight=False)
+        console.print(f"{made.bytes:,} bytes lie in {made.path}", highlight=False)
+
+
+@dataclass(frozen=True)
+class List:
+    """List what there is to choose from."""
+
+    what: Annotated[Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "experiments"], tyro.conf.Positional]
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        for name in LISTED[self.what]:
+            print(name)
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print a recipe in full, with what each epoch does; overrides are taken as in `atcl train`."""
+
+    recipe: Annotated[str, tyro.conf.Positional] = DEFAULT
+    """dataset/method, from `atcl list recipes`"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        wanted = _wanted(self.recipe, overrides, "show")
+        print("\n".join(_lines(wanted)))
+        for number, stage in enumerate(wanted.stages, 1):
+            console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)
+            console.print(schedule_table(stage))
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run what an experiment still lacks, and print its table."""
+
+    experiment: Annotated[str, tyro.conf.Positional]
+    """a name from `atcl list experiments`"""
+    results: Path = Path("results")
+    """the ledger: one result.json for each run"""
+    runs: Path = Path("runs")
+    """where new runs go"""
+    write: Path | None = None
+    """also put the table between its markers in this Markdown page"""
+    device: str = "auto"
+    data_dir: Path | None = None
+    dry_run: bool = False
+    """only list the runs that are missing"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        experiment = pick(EXPERIMENTS, self.experiment, "experiment")
+        if self.write:
+            if not self.write.is_file():
+                raise AtclError(f"there is no page {self.write} to write the table into")
+            with_table(self.write.read_text(), self.experiment, "")  # is there a place for it? better asked before the runs than after
+        if self.dry_run:
+            lacking = [f"atcl train {name} --seed {seed}" for name, seed in missing(experiment, self.results)]
+            print("\n".join(lacking) or "nothing is missing")
+            return
+
+        def run(name: str, seed: int) -> Run:
+            console.print(f"{name}, seed {seed}", highlight=False)
+            return _train(console, recipe(name), name, seed, self.runs / name / f"seed-{seed}", self.device, self.data_dir)
+
+        reproduce(experiment, self.results, run)
+        text = experiment.table(experiment, self.results)
+        console.print(f"{experiment.about}\n", highlight=False, soft_wrap=True)
+        print(text)
+        if self.write:
+            write_whole(self.write, with_table(self.write.read_text(), self.experiment, text).encode())
+        console.print(f"results lie in {self.results}", highlight=False)
+
+
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce
+
+COMMANDS: dict[str, type[Command]] = {
+    "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
+}  # fmt: skip
+
+LISTED: dict[str, Sequence[str]] = {
+    "recipes": list(RECIPES), "losses": list(LOSSES), "datasets": list(DATASETS), "models": list(MODELS), "labels": list(LABELS),
+    "attacks": list(ATTACKS), "rules": list(RULES), "exports": list(EXPORTS), "experiments": list(EXPERIMENTS),
+}  # fmt: skip
+
+TAKES_OVERRIDES = (Train, Show)
+
+
+def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False) -> Recipe:
+    plain = on_own_data(recipe(name)) if own else recipe(name)
+    return overridden(plain, overrides, f"atcl {command} {name}") if overrides else plain
+
+
+def _train(
+    console: Console, wanted: Recipe, name: str, seed: int, out: Path, device: str, data_dir: Path | None, problem: Problem | None = None
+) -> Run:  # fmt: skip
+    with Live(console) as live:
+        return train(wanted, name=name, seed=seed, out=out, device=device, data_dir=data_dir, problem=problem, watcher=live)
+
+
+def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
+    """Print what was measured: on the test set, and by held-out labels, each where there are any."""
+    console.print(caption(done.result), highlight=False)
+    if done.result["metrics"]:
+        console.print(metrics_table(done.result, attacks))
+    if done.result.get("held"):
+        console.print(held_table(done.result["held"]))
+
+
+def _lines(value: Any, name: str = "") -> list[str]:
+    """Return settings as the options that would give them, each group under the name of its kind."""
+    if is_dataclass(value):
+        kind = [f"# {name}: {type(value).__name__}"] if name else []
+        return kind + [line for part in fields(value) for line in _lines(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [line for number, part in enumerate(value) for line in _lines(part, f"{name}.{number}")]
+    return [f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"]
