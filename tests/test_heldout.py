@@ -83,6 +83,17 @@ def test_an_attack_of_radius_zero_changes_no_score(model: nn.Module) -> None:
     for score in ("inside", "scel", "ure", "accuracy"):
         assert found[f"{score}_natural"] == found[f"{score}_attacked"]
     assert found["withstands"] == found["inside_natural"]
+    assert found["robust"] == found["accuracy_natural"]
+
+
+def test_a_model_that_always_says_the_same_withstands_but_is_not_robust() -> None:
+    class Stubborn(tiny.TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 0 + torch.eye(tiny.CLASSES)[0]
+
+    found = judge(Stubborn().eval(), weaken(tiny.split(2000, seed=9), Complementary(), 0), Threat(0.1, 0.05))
+    assert found["withstands"].mean == pytest.approx(0.8, abs=0.05)
+    assert found["robust"].mean == pytest.approx(0.2, abs=4 * found["robust"].error)
 
 
 def test_a_stronger_attack_lowers_what_withstands(model: nn.Module) -> None:
@@ -120,14 +131,16 @@ def test_every_rule_keeps_the_epoch_that_its_journal_shows_as_best(name: str, tm
     rule = RULES[name]
     assert rule
     run = train(replace(PLAIN, selection=name), out=tmp_path, device="cpu", problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet)
-    measured = [record[rule.key] for record in run.journal]
+    measured = {record["epoch"]: record[rule.key] for record in run.journal}
+    competing = {epoch: value for epoch, value in measured.items() if rule.on == "test" or epoch >= 4}
+    assert [PLAIN.stages[0].grown(epoch) for epoch in measured] == [False, False, False, True, True]
     result = run.result
-    assert result["selection"] == {"rule": name, "stage": 0, "epoch": chosen_epoch(rule, measured)}
+    assert result["selection"] == {"rule": name, "stage": 0, "epoch": chosen_epoch(rule, competing)}
     assert result["held"]["withstands"]["images"] == 6
     if rule.on == "held":  # the kept weights are those of that epoch
-        assert result["held"][rule.metric]["mean"] == pytest.approx(measured[result["selection"]["epoch"] - 1])
+        assert result["held"][rule.metric]["mean"] == pytest.approx(measured[result["selection"]["epoch"]])
     else:
-        assert result["metrics"][rule.metric]["accuracy"] == max(measured)
+        assert result["metrics"][rule.metric]["accuracy"] == max(measured.values())
 
 
 def test_a_teacher_can_be_chosen_without_truth(tmp_path: Path) -> None:

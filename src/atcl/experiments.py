@@ -74,7 +74,11 @@ def by_rule(experiment: Experiment, results: Path) -> str:
         for _, run in experiment.rows:
             paths = [result_path(results, run, seed).with_name("journal.jsonl") for seed in experiment.seeds]
             stages = [_last_stage(path) for path in paths if path.exists()]
-            epochs = [chosen_epoch(rule, [one[rule.key] for one in stage]) if rule else len(stage) for stage in stages]
+            grown = recipe(run).stages[-1].grown
+            epochs = [
+                chosen_epoch(rule, {one["epoch"]: one[rule.key] for one in stage if rule.considers(grown(one["epoch"]))}) if rule else len(stage)
+                for stage in stages
+            ]
             picked = [stage[epoch - 1]["test_pgd20"] for stage, epoch in zip(stages, epochs, strict=True)]
             lost = [max(one["test_pgd20"] for one in stage) - value for stage, value in zip(stages, picked, strict=True)]
             cells += [_cell(picked), _cell(lost), ", ".join(map(str, epochs))]

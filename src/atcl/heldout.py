@@ -1,6 +1,7 @@
 """How good a model is, told by held-out complementary labels alone: what chooses and judges a model where there is no true label.
 
-Images are judged as they are (`natural`) and after PGD20 against the likeliest candidate (`attacked`), within the threat of the recipe.
+Images are judged as they are (`natural`) and after PGD20 away from the model's own prediction (`attacked`), within the threat of the recipe.
+The attack looks at no label, so that what is unbiased on natural images is so on attacked ones.
 """
 
 import math
@@ -16,7 +17,6 @@ from atcl.attacks import Threat, evaluating, pgd
 from atcl.batches import WeakData
 from atcl.errors import AtclError
 from atcl.seeds import generator
-from atcl.supervision import guesses
 
 
 @dataclass(frozen=True)
@@ -64,29 +64,30 @@ SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside, "sc
 
 
 def judge(model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500) -> dict[str, Estimate]:
-    """Return each score on natural and on attacked images, and `withstands`: the share whose prediction is a candidate and survives the attack."""
+    """Return each score on natural and on attacked images, and the shares that are candidates (`withstands`) or right (`robust`) and survive."""
     natural, attacked = _logits(model, held, threat, seed, batch_size)
     if not bool((natural.isfinite() & attacked.isfinite()).all()):
         raise AtclError("the model returns numbers that are not finite: its quality means nothing")
     values = {
         f"{name}_{kind}": score(logits, held) for kind, logits in (("natural", natural), ("attacked", attacked)) for name, score in SCORES.items()
     }
-    values["withstands"] = inside(natural, held) * (natural.argmax(1) == attacked.argmax(1))
+    kept = natural.argmax(1) == attacked.argmax(1)
+    values |= {"withstands": inside(natural, held) * kept, "robust": accuracy(natural, held) * kept}
     return {name: _estimate(value) for name, value in values.items()}
 
 
-def attacked_guess(model: Module, x: Tensor, guess: Tensor, threat: Threat, rng: Generator) -> Tensor:
-    """Return PGD20 away from a class that the model believes in, the attack that needs no truth."""
-    return pgd(model, x, lambda logits: F.cross_entropy(logits, guess, reduction="sum"), **asdict(threat), steps=20, rng=rng)
+def away_from(model: Module, x: Tensor, predicted: Tensor, threat: Threat, rng: Generator) -> Tensor:
+    """Return the images after PGD20 away from what the model predicts, the attack that needs no truth."""
+    return pgd(model, x, lambda logits: F.cross_entropy(logits, predicted, reduction="sum"), **asdict(threat), steps=20, rng=rng)
 
 
 def _logits(model: Module, held: WeakData, threat: Threat, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
     natural, attacked = [], []
     with evaluating(model):
-        for number, (x, candidates) in enumerate(zip(held.in_order(batch_size), held.candidates.split(batch_size), strict=True)):
+        for number, x in enumerate(held.in_order(batch_size)):
             with torch.no_grad():
                 natural.append(model(x))
-            adv = attacked_guess(model, x, guesses(natural[-1].softmax(1), candidates), threat, generator(held.device, seed, number))
+            adv = away_from(model, x, natural[-1].argmax(1), threat, generator(held.device, seed, number))
             with torch.no_grad():
                 attacked.append(model(adv))
     return torch.cat(natural).float(), torch.cat(attacked).float()

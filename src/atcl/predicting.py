@@ -14,7 +14,7 @@ from torch.nn import Module
 from atcl.attacks import Threat, evaluating
 from atcl.batches import as_float
 from atcl.errors import AtclError
-from atcl.heldout import attacked_guess
+from atcl.heldout import away_from
 from atcl.pictures import find_pictures, read_pictures
 from atcl.runs import Build, Run
 from atcl.seeds import generator
@@ -77,6 +77,6 @@ def _answer(model: Module, x: Tensor, threat: Threat | None, rng: Generator) -> 
         probability, label = model(x).softmax(1).max(1)
     if not bool(probability.isfinite().all()):
         raise AtclError("the model returns numbers that are not finite: its predictions mean nothing")
-    adv = attacked_guess(model, x, label, threat, rng) if threat else x
+    adv = away_from(model, x, label, threat, rng) if threat else x
     with evaluating(model), torch.no_grad():
         return probability, label, model(adv).argmax(1) == label

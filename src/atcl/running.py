@@ -132,7 +132,7 @@ def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) ->
     if kept != done:
         watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
     last = run.recipe.stages[-1]
-    if last.phase(last.epochs).budget != last.budget:
+    if not last.grown(last.epochs):
         watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
     watcher.begin(run, position.number, position.learner.epoch)
     while True:
@@ -195,7 +195,7 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         if best.rule and best.rule.on == "test" and problem.test is not None:
             measured = evaluate(snapshot.model, problem.test, run.recipe.threat, ("natural", best.rule.metric))
             record |= {f"test_{name}": one.accuracy for name, one in measured.items()}
-        if best.rule:
+        if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
         journal.append(run.folder / "journal.jsonl", record)

@@ -1,5 +1,6 @@
 """Which epoch is kept: rules by name, and the best model so far by one of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,10 @@ class Rule:
     metric: str  # a score of `heldout.judge`, or an attack of record
     about: str
     smallest: bool = False
+
+    def considers(self, grown: bool) -> bool:
+        """Tell whether an epoch competes: without truth, only one whose attack had grown to its full strength."""
+        return grown or self.on == "test"
 
     @property
     def key(self) -> str:
@@ -37,6 +42,7 @@ RULES: dict[str, Rule | None] = {
         for kind in ("natural", "attacked")
     },
     "held_withstands": Rule("held", "withstands", "most held-out predictions inside the candidates that withstand the attack"),
+    "held_robust": Rule("held", "robust", "most held-out predictions right, by an unbiased estimate, and withstanding the attack"),
     "test_natural": Rule("test", "natural", "the best natural accuracy on the test set"),
     "test_pgd20": Rule("test", "pgd20", "the best PGD20 on the test set"),
 }
@@ -72,6 +78,7 @@ class Best:
             self.score, self.epoch = float(state["best_score"]), int(state["best_epoch"])
 
 
-def chosen_epoch(rule: Rule, measured: list[float]) -> int:
-    """Return the epoch, counted from 1, that a rule picks from the numbers of a journal; the earliest of equals."""
-    return 1 + measured.index((min if rule.smallest else max)(measured))
+def chosen_epoch(rule: Rule, measured: Mapping[int, float]) -> int:
+    """Return the epoch that a rule picks from the numbers of those that compete; the earliest of equals."""
+    best = (min if rule.smallest else max)(measured.values())
+    return min(epoch for epoch, value in measured.items() if value == best)

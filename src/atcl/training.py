@@ -109,6 +109,10 @@ class Stage:
         remember = isinstance(self.supervision, PseudoLabels) and self.supervision.remembers(epoch)
         return Phase(epoch, self.budget.grown(strength, self.grow), gamma, lr, remember)
 
+    def grown(self, epoch: int) -> bool:
+        """Tell whether the attack of an epoch has its full strength."""
+        return self.phase(epoch).budget == self.budget
+
 
 class Learner:
     """All that training changes: model, optimiser, memory of predictions, and the dials that an epoch turns."""
