@@ -44,3 +44,15 @@ def test_bytes_become_floats_in_the_unit_interval(rng: Generator) -> None:
     torch.testing.assert_close(batch.x.flatten(), torch.tensor([1.0, 0.2]))
     assert torch.equal(batch.candidates, data.candidates[[2, 1]])
     assert torch.equal(as_float(torch.tensor([0.5])), torch.tensor([0.5]))
+
+
+def test_parts_and_batches_in_order_keep_images_and_candidates_together() -> None:
+    x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    data = WeakData(x, rule_out(6, 3, [0, 1, 2, 0, 1, 2]))
+    part = data.take(torch.tensor([5, 0]))
+    assert part.x.flatten().tolist() == [5, 0]
+    assert torch.equal(part.candidates, data.candidates[[5, 0]])
+    assert data.images(torch.tensor([3, 1])).flatten().tolist() == [3, 1]
+    assert [len(one) for one in data.in_order(4)] == [4, 2]
+    assert torch.equal(torch.cat(list(data.in_order(4))), as_float(x))
+    assert data.to(torch.device("cpu"), room=0).x.device.type == "cpu"  # without a GPU there is nowhere else to lie

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from atcl.labels import Ordinary
 from atcl.running import Watcher, train
+from atcl.supervision import relabel
 from atcl.training import Learner, Step, fit
 from tests import tiny
 
@@ -76,3 +77,21 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     cut = train(recipe, seed=1, out=tmp_path / "cut", device="cuda", problem=problem, build=tiny.TinyNet)
     losses = [[record["loss"] for record in run.journal] for run in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cifar10/warmup-pla", "digits/two-stage"])
+def test_images_too_many_for_the_gpu_wait_in_pinned_memory_and_train_the_same(name: str) -> None:
+    recipe = tiny.RECIPES[name]
+    (first, *_) = recipe.stages
+    torch.backends.cudnn.deterministic = True
+    weights = []
+    for room in (0, None):
+        data = tiny.problem(recipe.labels).train.to(torch.device("cuda"), room)
+        assert (data.x.is_pinned(), data.x.is_cuda) == (room == 0, room is None)
+        assert data.device.type == "cuda"
+        torch.manual_seed(0)
+        learner = Learner(tiny.TinyNet(), data, first)
+        fit(learner, data, first, seed=0)
+        assert relabel(data, learner.model).candidates.is_cuda
+        weights.append(torch.cat([parameter.flatten() for parameter in learner.model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
