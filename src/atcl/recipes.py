@@ -10,7 +10,7 @@ from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
 from atcl.evaluation import Threat
 from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets
-from atcl.losses import LOSSES
+from atcl.losses import PAPER, names_of
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
 from atcl.supervision import CandidatesOnly, PseudoLabels
@@ -42,7 +42,8 @@ class Recipe:
         for stage in self.stages:
             single = isinstance(self.labels, Complementary) and self.labels.number == 1 and stage.teacher == "none"
             if loss_of(stage.objective).single and not single:
-                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
+                others = names_of(lambda loss: not loss.single)
+                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: else use one of {others}")
 
     @property
     def looks_at_test(self) -> bool:
@@ -186,11 +187,11 @@ def _trades_budget(task: Task) -> Budget:
 METHODS: dict[str, Callable[[Task], Recipe]] = {
     "warmup-pla": warmup_pla,
     "oracle": oracle,
-    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in LOSSES},
+    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in PAPER},
     "two-stage": two_stage,
     "two-stage-test-teacher": partial(two_stage, teacher="test_natural"),
     "warmup": warmup,
-    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in LOSSES if loss != "log"},
+    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in PAPER if loss != "log"},
     "pla": pla,
     **{f"pla-{loss.replace('_', '-')}": partial(pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
     **{f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
