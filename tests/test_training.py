@@ -8,10 +8,10 @@ from atcl.attacks import Budget
 from atcl.batches import WeakData, rule_out
 from atcl.errors import AtclError
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
-from atcl.losses import Targets
+from atcl.losses import LOSSES, Targets
 from atcl.objectives import MinMax, Trades
 from atcl.schedules import Constant
-from atcl.supervision import relabel
+from atcl.supervision import PseudoLabels, relabel
 from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, Step, fit
 from tests import tiny
 
@@ -135,9 +135,22 @@ def test_weights_that_are_not_finite_never_reach_an_observer(data: WeakData) -> 
 
 def test_losses_for_one_label_refuse_several() -> None:
     several = weaken(tiny.split(), RandomSets(), 0)
-    for loss in ("forward", "free", "nn"):
-        with pytest.raises(AtclError, match="exactly one complementary label"):
-            trained(replace(STAGE, objective=MinMax(loss)), several)
+    for name in (name for name, loss in LOSSES.items() if loss.single):
+        with pytest.raises(AtclError, match=r"exactly one complementary label.*scl_nl.*log.*scarce"):
+            trained(replace(STAGE, objective=MinMax(name)), several)
+
+
+def test_losses_without_pseudo_labels_refuse_them_and_name_those_that_take_them() -> None:
+    for name in (name for name, loss in LOSSES.items() if not loss.guesses):
+        with pytest.raises(AtclError, match=r"no form with pseudo-labels: use one of scl_nl, scl_exp, exp, log$"):
+            replace(STAGE, objective=MinMax(name), supervision=PseudoLabels())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_trains_under_attack(name: str, data: WeakData) -> None:
+    stage = replace(STAGE, objective=MinMax(name), epochs=1)
+    untouched = trained(replace(stage, lr=Constant(0.0)), data)
+    assert not same(trained(stage, data), untouched)
 
 
 def test_forward_uses_the_transition_matrix_of_the_data(data: WeakData) -> None:

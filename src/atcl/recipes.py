@@ -8,7 +8,7 @@ from atcl.attacks import Budget, Threat
 from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
 from atcl.labels import Complementary, Given, LabelSource, Ordinary, RandomSets
-from atcl.losses import LOSSES
+from atcl.losses import PAPER, names_of
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
 from atcl.selection import RULES, Rule
@@ -49,7 +49,8 @@ class Recipe:
         for stage in self.stages:
             single = stage.teacher == "none" and self.labels in (Given(), Complementary())
             if loss_of(stage.objective).single and not single:
-                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
+                others = names_of(lambda loss: not loss.single)
+                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: else use one of {others}")
         for number in range(len(self.stages)):
             self.rule(number)
 
@@ -215,11 +216,11 @@ OWN = "own"  # the dataset's name in the recipe of a run on data that the user b
 METHODS: dict[str, Method] = {
     "warmup-pla": warmup_pla,
     "oracle": oracle,
-    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in LOSSES},
+    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in PAPER},
     "two-stage": two_stage,
     "two-stage-test-teacher": partial(two_stage, teacher="test_natural"),
     "warmup": warmup,
-    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in LOSSES if loss != "log"},
+    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in PAPER if loss != "log"},
     "pla": pla,
     **{f"pla-{loss.replace('_', '-')}": partial(pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
     **{f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},

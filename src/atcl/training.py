@@ -12,7 +12,7 @@ from torch.nn import Module
 from atcl.attacks import GROWING, Budget, pgd
 from atcl.batches import Augmentation, Batch, WeakData, shuffled
 from atcl.errors import AtclError, nearest
-from atcl.losses import Targets
+from atcl.losses import Targets, names_of
 from atcl.models import draw_from
 from atcl.objectives import MinMax, Objective, loss_of
 from atcl.schedules import Constant, Schedule
@@ -91,7 +91,8 @@ class Stage:
             if part not in GROWING:
                 raise AtclError(f"unknown part of a budget {part!r} in grow{nearest(part, GROWING)}")
         if isinstance(self.supervision, PseudoLabels) and not loss_of(self.objective).guesses:
-            raise AtclError(f"the loss {self.objective.loss!r} has no form with pseudo-labels: use log, exp, scl_nl or scl_exp")
+            others = names_of(lambda loss: loss.guesses)
+            raise AtclError(f"the loss {self.objective.loss!r} has no form with pseudo-labels: use one of {others}")
         for epoch in range(1, self.epochs + 1):
             self.phase(epoch)
 
@@ -266,4 +267,5 @@ def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage) -> S
 
 def _check_labels(data: WeakData, stage: Stage) -> None:
     if loss_of(stage.objective).single and not data.single:
-        raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: use log or exp for several")
+        others = names_of(lambda loss: not loss.single)
+        raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: for several use one of {others}")

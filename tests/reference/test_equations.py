@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atcl.losses import LOSSES, Targets, uniform_transition
+from atcl.losses import LOSSES, Targets, decode, scarce, uniform_transition
 
 K = 5
 N = 12
@@ -98,6 +98,136 @@ def test_exp_with_several_labels(logits: Tensor) -> None:
 def test_log_with_several_labels(logits: Tensor) -> None:
     rows = [-(K - 1) / len(labels) * math.log(sum(p(logits, i, j) for j in range(K) if j not in labels)) for i, labels in enumerate(SETS)]
     check("log", logits, Targets(candidates(SETS)), rows)
+
+
+# Losses of the field
+
+
+def ordinary(name: str, row: list[float], true: int) -> float:
+    """The ordinary loss of one prediction for one true class."""
+    own = row[true]
+    label = [float(j == true) for j in range(K)]
+    return {
+        "mae": sum(abs(row[j] - label[j]) for j in range(K)),
+        "mse": sum((row[j] - label[j]) ** 2 for j in range(K)),
+        "ce": -math.log(own),
+        "gce": (1 - math.pow(own, 0.7)) / 0.7,
+        "phuber_ce": -math.log(own) if own > 0.1 else math.log(10) + 1 - 10 * own,
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["mae", "mse", "ce", "gce", "phuber_ce"])
+def test_estimates_from_several_labels(logits: Tensor, name: str) -> None:
+    rows = []
+    for i, labels in enumerate(SETS):
+        row, s = [p(logits, i, j) for j in range(K)], len(labels)
+        inside = sum(ordinary(name, row, j) for j in range(K) if j not in labels)
+        outside = sum(ordinary(name, row, j) for j in labels)
+        rows.append(inside - (K - 1 - s) / s * outside)
+    check(name, logits, Targets(candidates(SETS)), rows)
+
+
+def test_phuber_ce_meets_both_of_its_pieces(logits: Tensor) -> None:
+    shares = [p(logits, i, j) for i in range(N) for j in range(K)]
+    assert min(shares) < 0.1 < max(shares)
+
+
+def test_ce_of_one_label_is_free(logits: Tensor) -> None:
+    torch.testing.assert_close(LOSSES["ce"](logits, single()), LOSSES["free"](logits, single()))
+
+
+def test_pc(logits: Tensor) -> None:
+    rows = []
+    for i, label in enumerate(COMPLEMENTARY):
+        lost = sum(1 / (1 + math.exp(float(logits[i, k] - logits[i, label]))) for k in range(K) if k != label)
+        rows.append((K - 1) * lost - K * (K - 1) / 2 + (K - 1))
+    check("pc", logits, single(), rows)
+
+
+def test_ga_is_free_in_value_and_undoes_the_negative_class_risks_in_gradient(logits: Tensor) -> None:
+    """By finite differences: FREE's gradient where no class risk is negative, else that of minus the negative risks."""
+    prior = [0.18, 0.22, 0.2, 0.21, 0.19]
+    given = single(prior=torch.tensor(prior, dtype=torch.float64))
+
+    def descended(at: Tensor, undoes: bool) -> float:
+        risks = class_risks(at, prior)
+        return -sum(min(0.0, risk) for risk in risks) if undoes else sum(risks)
+
+    for scale, undoes in ((1.0, True), (0.0, False)):
+        at = (scale * logits).requires_grad_()
+        value = LOSSES["ga"](at, given)
+        (found,) = torch.autograd.grad(value, at)
+        at = at.detach()
+        risks = class_risks(at, prior)
+        assert any(risk < 0 for risk in risks) == undoes
+        assert float(value.detach()) == pytest.approx(sum(risks), rel=1e-5)
+        for i in range(N):
+            for j in range(K):
+                higher, lower = at.clone(), at.clone()
+                higher[i, j] += 1e-5
+                lower[i, j] -= 1e-5
+                slope = (descended(higher, undoes) - descended(lower, undoes)) / 2e-5
+                assert float(found[i, j]) == pytest.approx(slope, rel=1e-4, abs=1e-8)
+
+
+def discriminative(logits: Tensor, i: int, label: int) -> float:
+    """-log of softmax(1 - p) at the complementary label."""
+    return -math.log(math.exp(1 - p(logits, i, label)) / sum(math.exp(1 - p(logits, i, j)) for j in range(K)))
+
+
+def test_l_uw_and_l_w(logits: Tensor) -> None:
+    rows = [discriminative(logits, i, label) for i, label in enumerate(COMPLEMENTARY)]
+    check("l_uw", logits, single(), rows)
+    weights = [(1 - p(logits, i, label)) / sum(1 - p(logits, i, j) for j in range(K)) for i, label in enumerate(COMPLEMENTARY)]
+    check("l_w", logits, single(), [row + weight * row for row, weight in zip(rows, weights, strict=True)])
+
+
+def test_cpe(logits: Tensor) -> None:
+    rows = []
+    for i, label in enumerate(COMPLEMENTARY):
+        exponentials = [math.exp(-float(value)) for value in logits[i]]
+        rows.append(-math.log(exponentials[label] / sum(exponentials)))
+    check("cpe", logits, single(), rows)
+
+
+def test_decoding_takes_the_nearest_row_of_the_transition_matrix(logits: Tensor) -> None:
+    transition = torch.rand(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64).fill_diagonal_(0)
+    transition /= transition.sum(1, keepdim=True)
+    estimates = (-logits).softmax(1)
+    expected = [min(range(K), key=lambda y: sum(abs(float(estimates[i, j] - transition[y, j])) for j in range(K))) for i in range(N)]
+    assert decode(estimates, transition).tolist() == expected
+    assert expected != logits.argmax(1).tolist()  # labels that are not uniform need the decoding
+
+
+@pytest.mark.parametrize("sets", [[{label} for label in COMPLEMENTARY], SETS], ids=["one label", "several"])
+@pytest.mark.parametrize("prior", [None, [0.1, 0.3, 0.2, 0.25, 0.15]], ids=["uniform", "given"])
+def test_scarce(logits: Tensor, sets: list[set[int]], prior: list[float] | None) -> None:
+    def logistic(z: float) -> float:
+        return math.log(1 + math.exp(-z))
+
+    logits = logits - 2 * ~candidates(sets)  # a model that has learnt its labels, so that some class needs the correction
+    total, corrected = 0.0, 0
+    for k in range(K):
+        wrong = 1 - (prior[k] if prior else 1 / K)
+        column = [float(value) for value in logits[:, k]]
+        ruled_out = [column[i] for i in range(N) if k in sets[i]]
+        rest = wrong * sum(logistic(-z) for z in ruled_out) / len(ruled_out)
+        own = sum(logistic(z) for z in column) / N - wrong * sum(logistic(z) for z in ruled_out) / len(ruled_out)
+        total += rest + abs(own)
+        corrected += own < 0
+    assert corrected  # else the absolute value would prove nothing
+    given = None if prior is None else torch.tensor(prior, dtype=torch.float64)
+    assert float(scarce(logits, Targets(candidates(sets)), given)) == pytest.approx(total, rel=1e-5)
+
+
+def test_scarce_lets_a_class_that_no_image_rules_out_rest_on_all_images(logits: Tensor) -> None:
+    sets = [{label % 2} for label in COMPLEMENTARY]
+    absent = sum(math.log(1 + math.exp(-float(value))) for value in logits[:, 4]) / N
+    moved = logits.clone()
+    moved[:, 4] += 1
+    after = sum(math.log(1 + math.exp(-float(value))) for value in moved[:, 4]) / N
+    difference = LOSSES["scarce"](moved, Targets(candidates(sets))) - LOSSES["scarce"](logits, Targets(candidates(sets)))
+    assert float(difference) == pytest.approx(after - absent, rel=1e-5)
 
 
 # Pseudo-label forms

@@ -1,4 +1,4 @@
-"""Losses for complementary labels: what a batch is fitted to (`Targets`), and each row of the paper's table of losses.
+"""The seven losses of the paper's table.
 
 Every supervision is a candidate matrix and at most one guess. With
 
@@ -8,63 +8,11 @@ LOG, EXP, SCL_NL and SCL_EXP, with and without pseudo-labels, are one line each,
 cross-entropy. FORWARD, FREE and NN are defined for exactly one complementary label and no guess.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from atcl.errors import AtclError
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What the logits of a batch are fitted to."""
-
-    candidates: Tensor  # (n, K) bool, the classes not ruled out
-    gamma: Tensor | float = 1.0  # weight of the candidates; 1 - gamma goes to the guess
-    guess: Tensor | None = None  # (n,) pseudo-label, always a candidate
-    prior: Tensor | None = None  # (K,) share of each complementary label in the dataset; FREE and NN
-    transition: Tensor | None = None  # (K, K) p(complementary = j | true = i); FORWARD; None: uniform
-
-    def __post_init__(self) -> None:
-        if self.guess is None and not isinstance(self.gamma, Tensor) and self.gamma != 1:
-            raise AtclError(f"gamma is {self.gamma}, but there is no guess to carry the rest")
-
-    @property
-    def classes(self) -> int:
-        """K."""
-        return self.candidates.shape[1]
-
-    @property
-    def weights(self) -> Tensor:
-        """(n, K): gamma * candidates + (1 - gamma) * onehot(guess)."""
-        if self.guess is None:
-            return self.candidates.float()
-        return self.gamma * self.candidates + (1 - self.gamma) * F.one_hot(self.guess, self.classes)
-
-    @property
-    def complementary(self) -> Tensor:
-        """(n,): the one class ruled out (that it is exactly one is checked where the data are built)."""
-        return self.candidates.logical_not().int().argmax(1)
-
-    @property
-    def correction(self) -> Tensor:
-        """(n,): (K - 1) / number of complementary labels; 1 for a single candidate."""
-        return (self.classes - 1) / (self.classes - self.candidates.sum(1))
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A scalar of logits (n, K) and targets, with what it asks of the labels."""
-
-    of: Callable[[Tensor, Targets], Tensor]
-    single: bool = False  # needs exactly one complementary label for each image
-    guesses: bool = True  # knows what to do with a pseudo-label (gamma < 1)
-
-    def __call__(self, logits: Tensor, targets: Targets) -> Tensor:
-        return self.of(logits, targets)
+from atcl.losses.targets import Targets
 
 
 def log(logits: Tensor, targets: Targets) -> Tensor:
@@ -90,12 +38,12 @@ def scl_exp(logits: Tensor, targets: Targets) -> Tensor:
 
 def free(logits: Tensor, targets: Targets) -> Tensor:
     """FREE (Ishida et al. 2019): the unbiased estimate of the ordinary cross-entropy risk; it can be negative."""
-    return _class_risks(logits, targets).sum()
+    return class_risks(logits, targets).sum()
 
 
 def nn(logits: Tensor, targets: Targets) -> Tensor:
     """NN (Ishida et al. 2019): FREE with the risk of each class held at or above zero."""
-    return _class_risks(logits, targets).clamp(min=0).sum()
+    return class_risks(logits, targets).clamp(min=0).sum()
 
 
 def forward(logits: Tensor, targets: Targets) -> Tensor:
@@ -119,7 +67,7 @@ def _log_support(logits: Tensor, weights: Tensor) -> Tensor:
     return torch.logsumexp(logits.log_softmax(1) + weights.log(), 1)
 
 
-def _class_risks(logits: Tensor, targets: Targets) -> Tensor:
+def class_risks(logits: Tensor, targets: Targets) -> Tensor:
     """Return (K,): L_k = -(K-1) pi_k mean_k l(k) + sum_j pi_j mean_j l(k), with l = -log softmax, mean_k over the batch's items with label k."""
     classes = targets.classes
     loss = -logits.log_softmax(1)
@@ -129,14 +77,3 @@ def _class_risks(logits: Tensor, targets: Targets) -> Tensor:
     prior = count / len(logits) if targets.prior is None else targets.prior
     mean = complementary.T @ loss / count.clamp(min=1)[:, None]  # (K, K): row j, mean of l(k) over items labelled j
     return -(classes - 1) * prior * mean.diagonal() + prior @ mean
-
-
-LOSSES: dict[str, Loss] = {
-    "forward": Loss(forward, single=True, guesses=False),
-    "free": Loss(free, single=True, guesses=False),
-    "nn": Loss(nn, single=True, guesses=False),
-    "scl_nl": Loss(scl_nl),
-    "scl_exp": Loss(scl_exp),
-    "exp": Loss(exp),
-    "log": Loss(log),
-}
