@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atcl"
-BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training")
-SEEING = {"atcl", "truth", "labels", "data", "evaluation", "recipes", "runs", "running", "selection", "experiments", "console", "cli"}
+BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training", "pictures", "folders")
+SEEING = {"atcl", "truth", "labels", "labelled", "data", "evaluation", "recipes", "runs", "running", "selection", "experiments", "console", "cli"}
 
 
 def module_of(path: Path) -> str:
