@@ -7,15 +7,19 @@ print(run.evaluate(["natural", "pgd20", "cw30"]))
 from dataclasses import replace
 
 from atcl.attacks import Budget, Threat, pgd
-from atcl.batches import Augmentation, WeakData, rule_out
+from atcl.batches import Augmentation, WeakData, from_torch_dataset, rule_out
 from atcl.environment import __version__
 from atcl.errors import AtclError
 from atcl.evaluation import evaluate
+from atcl.exporting import export
+from atcl.folders import read_folder
+from atcl.labelled import read_truth
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Loss, Targets
 from atcl.models import MODELS
 from atcl.objectives import MinMax, Trades
-from atcl.recipes import RECIPES, Recipe, recipe
+from atcl.predicting import predict
+from atcl.recipes import RECIPES, Recipe, on_own_data, recipe
 from atcl.running import Watcher, train
 from atcl.runs import Problem, Run, open_run
 from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
@@ -26,6 +30,6 @@ from atcl.truth import Split, Truth
 __all__ = [
     "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Budget", "CandidatesOnly", "Complementary", "Constant",
     "CosineRise", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
-    "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "evaluate", "fit",
-    "open_run", "pgd", "recipe", "replace", "rule_out", "train", "weaken",
+    "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "evaluate", "export", "fit",
+    "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace", "rule_out", "train", "weaken",
 ]  # fmt: skip

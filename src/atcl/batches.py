@@ -1,10 +1,11 @@
 """Images with their candidates, on the device, in shuffled and augmented batches. There is no field for the truth."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
@@ -126,10 +127,32 @@ def rule_out(n: int, classes: int, complementary: Any) -> Tensor:
     candidates = torch.ones(n, classes, dtype=torch.bool)
     for row, labels in enumerate(complementary.tolist() if hasattr(complementary, "tolist") else complementary):
         for label in labels if isinstance(labels, Iterable) and not isinstance(labels, str) else [labels]:
-            if not (isinstance(label, Integral) and 0 <= int(label) < classes):
+            if isinstance(label, bool) or not (isinstance(label, Integral) and 0 <= int(label) < classes):
                 raise AtclError(f"image {row} has complementary label {label!r}, but the classes are the numbers 0 to {classes - 1}")
             candidates[row, int(label)] = False
     return candidates
+
+
+def from_torch_dataset(dataset: Any, classes: int) -> WeakData:
+    """Return weak data from any PyTorch dataset, or iterable, of pairs of an image and its complementary label or labels."""
+    # PyTorch's datasets with an index have a length and no iterator; those with an iterator have an index that fails
+    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
+        raise AtclError(f"a dataset has a length or can be iterated over; got a {type(dataset).__name__}")
+    items = dataset if hasattr(dataset, "__iter__") else (dataset[position] for position in range(len(dataset)))
+    images: list[Tensor] = []
+    complementary: list[Any] = []
+    for position, item in enumerate(items):
+        try:
+            image, labels = _pair(item)
+            if images and (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
+                raise AtclError(f"{tuple(image.shape)} {image.dtype}, but image 0 is {tuple(images[0].shape)} {images[0].dtype}: make them alike")
+        except AtclError as error:
+            raise AtclError(f"image {position}: {error}") from None
+        images.append(image)
+        complementary.append(labels)
+    if not images:
+        raise AtclError("there is nothing to train on: the dataset is empty")
+    return WeakData(torch.stack(images), rule_out(len(images), classes, complementary))
 
 
 def shuffled(n: int, batch_size: int, rng: Generator) -> Iterator[Tensor]:
@@ -153,6 +176,26 @@ def checked_images(x: Tensor) -> Tensor:
 def as_float(x: Tensor) -> Tensor:
     """Return images as floats in [0, 1]."""
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
+def _pair(item: Any) -> tuple[Tensor, Any]:
+    """Return the image (C, H, W) and the labels of an item of a dataset."""
+    if not (isinstance(item, Sequence) and len(item) == 2):
+        raise AtclError(f"a {type(item).__name__} is not a pair of an image and its complementary labels")
+    image, labels = item
+    x = image if isinstance(image, Tensor) else _channels_first(image)
+    x = checked_images(x[None, None] if x.ndim == 2 else x[None])[0]
+    return x if x.dtype == torch.uint8 else x.float(), labels.tolist() if hasattr(labels, "tolist") else labels
+
+
+def _channels_first(image: Any) -> Any:
+    """Return an array (C, H, W) from an array, or an image of Pillow, that is (H, W) or (H, W, C)."""
+    if getattr(image, "mode", "L") not in ("1", "L", "RGB"):  # the bytes of other modes are indices, opacities, other colours
+        raise AtclError(f"an image of Pillow's mode {image.mode} must be converted to L or RGB first")
+    array = np.array(image)  # a copy: PyTorch warns of arrays that Pillow owns
+    if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
+        raise AtclError(f"an array is (H, W), or (H, W, channels) with 1 or 3 of them, not {array.shape}; a tensor is (C, H, W)")
+    return np.atleast_3d(array * np.uint8(255) if array.dtype == bool else array).transpose(2, 0, 1)
 
 
 def _random_crop(x: Tensor, padding: int, rng: Generator) -> Tensor:

@@ -20,9 +20,9 @@ def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
     raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry)}")
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a hint for a wrong name: the closest right one, or where few exist, all of them."""
+def nearest(name: str, names: Iterable[str], otherwise: str = "; `atcl list` tells the names") -> str:
+    """Return a hint for a wrong name: the closest right one, or where few exist, all of them, else what is said otherwise."""
     names = list(names)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else "; `atcl list` tells the names"
+    return f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise
