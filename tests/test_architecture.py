@@ -13,7 +13,8 @@ BLIND = (
     "transitions", "heldout", "pictures", "folders",
 )  # fmt: skip
 SEEING = {
-    "atcl", "truth", "labels", "labelled", "data", "evaluation", "recipes", "runs", "running", "predicting", "experiments", "console", "commands", "cli",
+    "atcl", "truth", "labels", "labelled", "data", "evaluation", "recipes", "runs", "running", "predicting",
+    "experiments", "console", "commands", "cli",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ TRAIN, TEST = 500, 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits as PNG files, with two complementary labels each, and the truth of sixty others."""
+    """Digits as PNG files, with four complementary labels each, and the truth of sixty others."""
     place = tmp_path_factory.mktemp("own")
     found = digits()
     dice = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for row in range(number):
                 Image.fromarray(part.x[row, 0].numpy()).save(place / split / f"{row:03}.png")
                 label = int(part.truth.labels[row])
-                wrong = dice.choice([one for one in range(10) if one != label], 2, replace=False)
+                wrong = dice.choice([one for one in range(10) if one != label], 4, replace=False)
                 if split == "train":
                     weak.writerow([f"{row:03}.png", "|".join(NAMES[one] for one in wrong)])
                 else:
@@ -47,7 +47,8 @@ def run(folder: Path) -> Path:
     out = folder / "run"
     short = [
         *("--stages.0.epochs", "16", "--stages.0.strength.after", "10", "--stages.0.strength.over", "4", "--stages.0.gamma.after", "10"),
-        *("--stages.0.gamma.over", "4", "--stages.0.supervision.last", "12", "--stages.0.budget.steps", "3"),
+        *("--stages.0.gamma.over", "4", "--stages.0.supervision.last", "12", "--stages.0.budget.steps", "3", "--stages.0.lr.value", "0.003"),
+        *("--stages.0.budget.epsilon", "0.05", "--threat.epsilon", "0.05"),
     ]
     given = ["--images", str(folder / "train"), "--labels", str(folder / "not.csv"), "--classes", *NAMES]
     assert main(["train", "digits/warmup-pla", *given, "--out", str(out), *short]) == 0
@@ -93,7 +94,7 @@ def test_predict_as_csv_and_as_json(folder: Path, run: Path, capsys: pytest.Capt
     assert len(rows) == TEST
     assert list(rows[0]) == ["file", "class", "probability", "withstands"]
     assert {row["withstands"] for row in rows} == {"True", "False"}
-    truth = {row["file"]: row["class"] for row in csv.DictReader((folder / "truth.csv").open())}
+    truth = {row["file"]: row["class"] for row in csv.DictReader((folder / "truth.csv").read_text().splitlines())}
     right = sum(truth[Path(row["file"]).name] == row["class"] for row in rows)
     assert 100 * right / TEST == pytest.approx(found_accuracy(folder, run, "natural"))
     out = folder / "answers.json"

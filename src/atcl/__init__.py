@@ -31,5 +31,6 @@ __all__ = [
     "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Budget", "CandidatesOnly", "Complementary", "Constant",
     "CosineRise", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
     "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "evaluate", "export", "fit",
-    "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace", "rule_out", "train", "weaken",
+    "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace",
+    "rule_out", "train", "weaken",
 ]  # fmt: skip

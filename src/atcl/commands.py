@@ -257,10 +257,12 @@ def _train(
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
     """Print what was measured: on the test set, and by held-out labels, each where there are any."""
-    console.print(caption(done.result), highlight=False)
+    console.print(caption(done.result), highlight=False, soft_wrap=True)
     if done.result["metrics"]:
         console.print(metrics_table(done.result, attacks))
     if done.result.get("held"):
+        images = done.result["held"]["robust"]["images"]
+        console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)
         console.print(held_table(done.result["held"]))
 
 

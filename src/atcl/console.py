@@ -107,8 +107,7 @@ def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
 
 def held_table(held: dict[str, dict[str, float]]) -> Table:
     """Return what held-out complementary labels say of the chosen model, each with its standard error."""
-    images = int(held["withstands"]["images"])
-    table = Table(title=f"estimated from the complementary labels of {images} held-out images, without truth", title_justify="left")
+    table = Table()
     for heading in ("", "natural", "attacked"):
         table.add_column(heading, justify="right" if heading else "left")
     for title, natural, attacked in (
