@@ -9,8 +9,9 @@ from torch import nn
 from atcl.attacks import Threat
 from atcl.data import DATASETS, digits
 from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS, evaluate
+from atcl.evaluation import ATTACKS
 from atcl.truth import Split, Truth
+from atcl.verdicts import measure
 from tests.tiny import TinyNet, split
 
 THREAT = Threat(0.1, 0.02)
@@ -21,18 +22,18 @@ def test_a_perfect_and_a_hopeless_model() -> None:
     right, wrong = Split(x, Truth(torch.arange(4), 4)), Split(x, Truth((torch.arange(4) + 1) % 4, 4))
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4, bias=False))
     model[1].weight.data = torch.eye(4)
-    assert evaluate(model, right, THREAT, list(ATTACKS))["pgd20"].accuracy == 100
-    assert evaluate(model, wrong, THREAT, ["natural"])["natural"].accuracy == 0
+    assert measure(model, right, THREAT, list(ATTACKS))["pgd20"].accuracy == 100
+    assert measure(model, wrong, THREAT, ["natural"])["natural"].accuracy == 0
     # images at 0 and 1 may move towards each other: the margin of 1 falls to 1 - 2 epsilon
-    assert evaluate(model, right, Threat(0.49, 0.1), ["cw30"])["cw30"].accuracy == 100
-    assert evaluate(model, right, Threat(0.51, 0.1), ["cw30"])["cw30"].accuracy == 0
+    assert measure(model, right, Threat(0.49, 0.1), ["cw30"])["cw30"].accuracy == 100
+    assert measure(model, right, Threat(0.51, 0.1), ["cw30"])["cw30"].accuracy == 0
 
 
 def test_a_seed_fixes_the_number_and_nothing_is_left_behind() -> None:
     torch.manual_seed(0)
     model = TinyNet()
     state = torch.get_rng_state()
-    one, two = (evaluate(model, split(), THREAT, ["pgd20"], seed=4, batch_size=7)["pgd20"].correct for _ in range(2))
+    one, two = (measure(model, split(), THREAT, ["pgd20"], seed=4, batch_size=7)["pgd20"].correct for _ in range(2))
     assert one == two
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
@@ -40,17 +41,17 @@ def test_a_seed_fixes_the_number_and_nothing_is_left_behind() -> None:
 
 def test_bad_requests() -> None:
     with pytest.raises(AtclError, match="did you mean 'pgd20'"):
-        evaluate(TinyNet(), split(), THREAT, ["pgd2"])
+        measure(TinyNet(), split(), THREAT, ["pgd2"])
     with pytest.raises(AtclError, match="empty"):
-        evaluate(TinyNet(), Split(split().x[:0], Truth(split().truth.labels[:0], 5)), THREAT, ["natural"])
+        measure(TinyNet(), Split(split().x[:0], Truth(split().truth.labels[:0], 5)), THREAT, ["natural"])
     for epsilon, step_size in ((-0.1, 0.1), (float("inf"), 0.1), (0.1, 0.0), (float("nan"), 0.1)):
         with pytest.raises(AtclError, match="epsilon"):
             Threat(epsilon, step_size)
-    for more in ({"batch_size": 0}, {"seed": -1}, {"seed": 10**30}):
+    for seed, batch_size in ((0, 0), (-1, 10), (10**30, 10)):
         with pytest.raises(AtclError, match="at least 1"):
-            evaluate(TinyNet(), split(), THREAT, ["natural"], **more)
+            measure(TinyNet(), split(), THREAT, ["natural"], seed=seed, batch_size=batch_size)
     with pytest.raises(AtclError, match="at least one attack"):
-        evaluate(TinyNet(), split(), THREAT, [])
+        measure(TinyNet(), split(), THREAT, [])
     for x in (split().x.float(), split().x.long(), split().x[0]):
         with pytest.raises(AtclError, match="images"):
             Split(x, split().truth)
@@ -66,12 +67,12 @@ def test_a_model_that_returns_nan_has_no_accuracy() -> None:
     layer = nn.Linear(36, 5)
     nn.init.constant_(layer.weight, torch.nan)
     with pytest.raises(AtclError, match="not finite"):
-        evaluate(nn.Sequential(nn.Flatten(), layer), split(), THREAT, ["natural"])
+        measure(nn.Sequential(nn.Flatten(), layer), split(), THREAT, ["natural"])
 
 
 def test_a_model_without_parameters_is_measured_too() -> None:
     x = torch.eye(4).view(4, 1, 2, 2)
-    assert evaluate(nn.Flatten(), Split(x, Truth(torch.arange(4), 4)), THREAT, ["pgd20"])["pgd20"].accuracy == 100
+    assert measure(nn.Flatten(), Split(x, Truth(torch.arange(4), 4)), THREAT, ["pgd20"])["pgd20"].accuracy == 100
 
 
 GOOD: dict[str, Any] = {

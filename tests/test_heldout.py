@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from atcl.attacks import Threat
 from atcl.batches import WeakData, rule_out
 from atcl.errors import AtclError
-from atcl.evaluation import evaluate
 from atcl.heldout import accuracy, inside, judge, scel, unbiased, ure
 from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets, weaken
 from atcl.running import train
 from atcl.selection import RULES, Best, Rule, chosen_epoch
+from atcl.verdicts import measure
 from tests import tiny
 
 CLASSES = 5
@@ -72,7 +72,7 @@ def model() -> nn.Module:
 def test_the_estimated_accuracy_is_the_true_one_up_to_chance(model: nn.Module, labels: LabelSource) -> None:
     split = tiny.split(3000, seed=8)
     found = judge(model, weaken(split, labels, seed=1), THREAT)["accuracy_natural"]
-    (true,) = evaluate(model, split, THREAT, ["natural"]).values()
+    (true,) = measure(model, split, THREAT, ["natural"]).values()
     assert 30 < true.accuracy < 99.9
     assert abs(100 * found.mean - true.accuracy) <= 4 * 100 * found.error * (labels != Ordinary()) + 1e-9
     assert found.images == 3000

@@ -28,10 +28,18 @@ def go(folder: Path, recipe: Recipe = RECIPE, seed: int = 1, problem: Problem | 
 
 def test_a_run_leaves_what_the_design_says(tmp_path: Path) -> None:
     run = go(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", "recipe.json", "journal.jsonl", "checkpoints", "model.safetensors", "result.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".lock",
+        "recipe.json",
+        "journal.jsonl",
+        "checkpoints",
+        "evaluation",
+        "model.safetensors",
+        "result.json",
+    }
     result = run.result
     assert result["selection"] == {"rule": "last", "stage": 0, "epoch": 5}
-    assert set(result["metrics"]) == {"natural", "pgd20", "cw30"}
+    assert set(result["metrics"]) == {"natural", "pgd20", "cw30", "worst"}
     assert result["environment"]["torch"] == torch.__version__
     assert len(run.journal) == 5
     assert open_run(tmp_path).recipe == run.recipe
@@ -74,7 +82,7 @@ def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> N
     first = run.result
     assert run.evaluate(["pgd20"], device="cpu", test=tiny.split(5), build=tiny.TinyNet)["pgd20"].images == 5
     assert run.result == first
-    with pytest.raises(AtclError, match="give the test set"):
+    with pytest.raises(AtclError, match="give `test`"):
         run.evaluate(["natural"], build=tiny.TinyNet)
 
 

@@ -10,7 +10,6 @@ from atcl.attacks import Budget, Threat, pgd
 from atcl.batches import Augmentation, WeakData, from_torch_dataset, rule_out
 from atcl.environment import __version__
 from atcl.errors import AtclError
-from atcl.evaluation import evaluate
 from atcl.exporting import export
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
@@ -26,6 +25,7 @@ from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
 from atcl.supervision import CandidatesOnly, PseudoLabels
 from atcl.training import Adam, Learner, Sgd, Stage, fit
 from atcl.truth import Split, Truth
+from atcl.verdicts import evaluate
 
 __all__ = [
     "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Budget", "CandidatesOnly", "Complementary", "Constant",

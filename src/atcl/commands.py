@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from atcl.console import Live, caption, held_table, metrics_table, schedule_table
+from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
 from atcl.data import DATASETS
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS
@@ -27,6 +27,7 @@ from atcl.running import train
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
 from atcl.selection import RULES
 from atcl.settings import overridden
+from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
 
@@ -88,6 +89,8 @@ class Evaluate:
     """a folder of pictures to evaluate on, in the place of the recipe's test set"""
     labels: Path | None = None
     """their true classes: a CSV file with the columns file and class"""
+    strict_fp32: bool = False
+    """full fp32 on a GPU, where convolutions else use tf32"""
     json: bool = False
     """print result.json (of your own pictures: their accuracies) instead of a table"""
 
@@ -98,15 +101,17 @@ class Evaluate:
             if self.images is None or self.labels is None:
                 raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class")
             test = read_truth(self.images, self.labels, done.shape, done.class_names)
-        measured = done.evaluate(
-            self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir
-        )  # fmt: skip
+        with Judging(Console(stderr=True)) as judging:
+            measured = done.evaluate(
+                self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
+                strict_fp32=self.strict_fp32, watch=judging,
+            )  # fmt: skip
         found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
         if self.json:
             print(json.dumps(found, indent=2))
             return
         console.print(caption(done.result), highlight=False)
-        console.print(metrics_table(found, self.attacks))
+        console.print(metrics_table(found, [*self.attacks, WORST]))
         console.print("measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from atcl.experiments import HEADINGS
@@ -61,6 +61,33 @@ class Live(Watcher):
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(text, highlight=False)
+
+
+class Judging:
+    """How far an evaluation is: attack, pass, images, time left; silent where no one watches."""
+
+    def __init__(self, console: Console) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
+        )  # fmt: skip
+        self.console = console
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "Judging":
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.bar.stop()
+
+    def __call__(self, attack: str, step: str, done: int, total: int) -> None:
+        """Show that so many images are judged in a pass of an attack."""
+        name = HEADINGS.get(attack, attack) + ("" if step == attack else f", {step}")
+        if name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(name, total=total)
+        self.bar.update(self.tasks[name], completed=done)
 
 
 def costs(wanted: Recipe) -> dict[Place, int]:

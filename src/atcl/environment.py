@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,20 @@ def resolve(device: str) -> torch.device:
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
     return resolved
+
+
+@contextmanager
+def precision(strict_fp32: bool) -> Iterator[None]:
+    """Where asked for, compute in full fp32: convolutions on a GPU else use tf32, PyTorch's default."""
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    if strict_fp32:
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
 
 
 def environment(device: torch.device) -> dict[str, Any]:

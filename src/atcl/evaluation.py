@@ -1,76 +1,89 @@
-"""Accuracy on natural and on attacked images: the attacks of record."""
+"""Attacks of record: what a model is judged by. Each is a few passes over the images; one after the first sees only those that still stand.
 
-import time
-from collections.abc import Callable, Sequence
+docs/evaluation.md says what such a number promises, and what it does not.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks import Threat, evaluating, margin, pgd
-from atcl.batches import as_float
-from atcl.errors import AtclError, pick
+from atcl.attacks import Climb, Threat, margin, pgd
+from atcl.errors import AtclError
 from atcl.seeds import generator
-from atcl.truth import Split
+
+Pass = Callable[[Module, Tensor, Tensor, Threat, int, int], Tensor]  # model, x, true labels, threat, seed, number of the batch -> images to judge by
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One accuracy with what it takes to measure it again."""
+class Attack:
+    """An attack of record, by the passes that it makes."""
 
-    accuracy: float  # percent
-    correct: int
-    images: int
-    seed: int
-    batch_size: int
-    seconds: float
+    passes: Mapping[str, Pass]
+    about: str
+    first: int | None = None  # how many images of the test set it looks at, the first ones; None: all
+    classes: int = 2  # how many a model needs at least
+
+    def check(self, classes: int) -> None:
+        """Refuse a model that has too few classes."""
+        if classes < self.classes:
+            raise AtclError(f"{self.about} needs at least {self.classes} classes, and there are {classes}: use pgd20, pgd20_restarts or cw30")
 
 
-Attack = Callable[[Module, Tensor, Tensor, Threat, Generator], Tensor]  # model, x, true labels, threat, rng -> images to judge by
-
-
-def natural(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
+def natural(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int) -> Tensor:
     """The images as they are."""
     return x
 
 
-def pgd20(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
-    """Twenty ascents of cross-entropy from a random start."""
-    return pgd(model, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), **asdict(threat), steps=20, rng=rng)
+def ascent(
+    model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int, *,
+    climb: Callable[[Tensor], Climb], steps: int, restart: int = 0,
+) -> Tensor:  # fmt: skip
+    """Projected gradient ascent from a random start that follows from seed, batch and restart alone."""
+    rng = generator(x.device, seed, number, *([restart] if restart else []))
+    return pgd(model, x, climb(labels), **asdict(threat), steps=steps, rng=rng)
 
 
-def cw30(model: Module, x: Tensor, labels: Tensor, threat: Threat, rng: Generator) -> Tensor:
-    """Thirty ascents of the margin with confidence 50 from a random start."""
-    return pgd(model, x, margin(labels), **asdict(threat), steps=30, rng=rng)
+def cross_entropy(labels: Tensor) -> Climb:
+    """Climb the cross-entropy of the true class."""
+    return lambda logits: F.cross_entropy(logits, labels, reduction="sum")
 
 
-ATTACKS: dict[str, Attack] = {"natural": natural, "pgd20": pgd20, "cw30": cw30}
+def autoattack(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int, *, part: str) -> Tensor:
+    """One of the four attacks of AutoAttack's standard version, as its authors package it, on images that the others left right."""
+    from pyautoattack import AutoAttack
+
+    with torch.no_grad():
+        classes = model(x[:1]).shape[1]
+    names = {"linf": "Linf", "l2": "L2"}
+    whole = AutoAttack(model, device=x.device, eps=threat.epsilon, norm=names[threat.norm], seed=seed, version="standard")
+    whole.attacks_to_run = [part]
+    # the standard version targets nine classes; with fewer to target, all of them
+    whole.apgd_targeted.n_target_classes = whole.fab.n_target_classes = min(9, classes - 1)
+    adv, _ = whole.run_standard_evaluation(x, labels, batch_size=len(x))
+    found: Tensor = adv
+    return found
 
 
-def evaluate(model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int = 500) -> dict[str, Measurement]:
-    """Measure the accuracy of a model under each attack."""
-    if len(test) == 0:
-        raise AtclError("there is nothing to evaluate on: the test set is empty")
-    if batch_size < 1 or not 0 <= seed < 2**63:
-        raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
-    if not attacks:
-        raise AtclError(f"name at least one attack of {', '.join(ATTACKS)}")
-    chosen = {name: pick(ATTACKS, name, "attack") for name in attacks}
-    return {name: _measure(model, test, threat, attack, seed, batch_size) for name, attack in chosen.items()}
+_PGD20 = partial(ascent, climb=cross_entropy, steps=20)
+RESTARTS = 10
 
-
-def _measure(model: Module, test: Split, threat: Threat, attack: Attack, seed: int, batch_size: int) -> Measurement:
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
-    began, correct = time.perf_counter(), 0
-    with evaluating(model):
-        for number, (x, labels) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
-            x, labels = as_float(x.to(device)), labels.to(device)
-            adv = attack(model, x, labels, threat, generator(device, seed, number))
-            with torch.no_grad():
-                logits = model(adv)
-            if not bool(logits.isfinite().all()):
-                raise AtclError("the model returns numbers that are not finite: its accuracy means nothing")
-            correct += int((logits.argmax(1) == labels).sum())
-    return Measurement(100 * correct / len(test), correct, len(test), seed, batch_size, time.perf_counter() - began)
+ATTACKS: dict[str, Attack] = {
+    "natural": Attack({"natural": natural}, "the images as they are"),
+    "pgd20": Attack({"pgd20": _PGD20}, "20 ascents of cross-entropy from a random start"),
+    "cw30": Attack({"cw30": partial(ascent, climb=margin, steps=30)}, "30 ascents of the margin with confidence 50 from a random start"),
+    "pgd20_restarts": Attack(
+        {f"restart {number}": partial(_PGD20, restart=number) for number in range(RESTARTS)},
+        f"20 ascents of cross-entropy from each of {RESTARTS} random starts",
+    ),
+    "autoattack": Attack(
+        {"natural": natural, **{part: partial(autoattack, part=part) for part in ("apgd-ce", "apgd-t", "fab-t", "square")}},
+        "AutoAttack, standard version (APGD-CE, APGD-T, FAB-T, Square)",
+        first=10_000,  # as published
+        classes=4,  # its DLR loss compares the third and fourth logit
+    ),
+}

@@ -14,7 +14,9 @@ from atcl.runs import REPORTED, Run, folder_of
 from atcl.selection import RULES, chosen_epoch
 from atcl.settings import digest, from_data
 
-HEADINGS = {"natural": "natural", "pgd20": "PGD20", "cw30": "CW30"}
+HEADINGS = {
+    "natural": "natural", "pgd20": "PGD20", "cw30": "CW30", "pgd20_restarts": "PGD20, 10 starts", "autoattack": "AutoAttack", "worst": "worst case",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,5 +38,10 @@ def read(path: Path) -> list[Record]:
 def cut_back(path: Path, stage: int, epoch: int) -> int:
     """Drop the lines after an epoch of a stage, which training writes again; return how many are left."""
     kept = [record for record in read(path) if (record["stage"], record["epoch"]) <= (stage, epoch)]
-    write_whole(path, b"".join((json.dumps(record) + "\n").encode() for record in kept))
+    write_whole(path, packed(kept))
     return len(kept)
+
+
+def packed(records: Sequence[Record]) -> bytes:
+    """Return records as the lines of a journal."""
+    return b"".join((json.dumps(record) + "\n").encode() for record in records)

@@ -1,9 +1,11 @@
 """Carrying a run out: stages in order, checkpoints, resume, the chosen epoch, its result. Here alone weak data and truth meet."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +17,17 @@ from atcl.batches import WeakData, as_float
 from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.errors import AtclError, pick
-from atcl.evaluation import evaluate
 from atcl.files import clear_parts, sole_writer, write_json, write_whole
 from atcl.heldout import judge
 from atcl.labels import Given, weaken
 from atcl.recipes import OWN, Recipe, recipe
-from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
+from atcl.runs import REPORTED, Build, Problem, Run, folder_of, judged, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import guesses, relabel, with_sole_candidate
 from atcl.training import Learner, Snapshot, fit
+from atcl.verdicts import measure
 
 
 class Watcher:
@@ -193,8 +195,8 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
-            measured = evaluate(snapshot.model, problem.test, run.recipe.threat, ("natural", best.rule.metric))
-            record |= {f"test_{name}": one.accuracy for name, one in measured.items()}
+            measured = measure(snapshot.model, problem.test, run.recipe.threat, ("natural", best.rule.metric))
+            record |= {f"test_{name}": measured[name].accuracy for name in ("natural", best.rule.metric)}
         if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
@@ -227,25 +229,28 @@ def _teacher(done: Position) -> Module:
 def _finish(run: Run, problem: Problem, position: Position) -> None:
     """Write the chosen model and the result; where a rule chose another epoch, the last one is measured too."""
     best, model = position.best, position.learner.refresh()
-    metrics = {"last": _measured(run, problem, model)}
+    metrics = {} if not best.weights else {"last": _measured(run, problem, model)}
     if best.weights:
         model.load_state_dict(best.weights)
-        metrics["chosen"] = _measured(run, problem, model)
-    write_whole(run.folder / "model.safetensors", checkpoints.packed(model.state_dict()))
+    metrics["chosen"] = _measured(run, problem, model, run.folder / "evaluation")
+    weights = checkpoints.packed(model.state_dict())
+    write_whole(run.folder / "model.safetensors", weights)
     records = run.journal
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
         "selection": {"rule": run.recipe.selection, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics.get("chosen", metrics["last"]),
+        "metrics": metrics["chosen"], "flags": None,
         "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
-        "last_epoch": {"metrics": metrics["last"], "journal": records[-1] if records else None},
+        "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
+        "data": problem.fingerprints(), "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},
         "training_seconds": sum(record["seconds"] for record in records),
         "environment": environment(problem.train.device), "recipe": to_data(run.recipe),
     }  # fmt: skip
     write_json(run.folder / "result.json", result)
 
 
-def _measured(run: Run, problem: Problem, model: Module) -> dict[str, dict[str, float]]:
+def _measured(run: Run, problem: Problem, model: Module, keep: Path | None = None) -> dict[str, dict[str, Any]]:
     if problem.test is None:
         return {}
-    return {name: asdict(one) for name, one in evaluate(model, problem.test, run.recipe.threat, REPORTED).items()}
+    key = judged(model, problem.test) if keep else None
+    return {name: asdict(one) for name, one in measure(model, problem.test, run.recipe.threat, REPORTED, keep=keep, key=key).items()}

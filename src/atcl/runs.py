@@ -13,14 +13,14 @@ from torch.nn import Module
 from atcl import checkpoints, journal
 from atcl.batches import WeakData
 from atcl.data import DATASETS
-from atcl.environment import resolve
+from atcl.environment import environment, precision, resolve
 from atcl.errors import AtclError, pick
-from atcl.evaluation import Measurement, evaluate
 from atcl.files import read_json, sole_writer, write_json
 from atcl.models import MODELS
 from atcl.recipes import KINDS, OWN, RECIPES, Recipe
 from atcl.settings import differences, digest, from_data, to_data
 from atcl.truth import Split, Truth
+from atcl.verdicts import WORST, Measurement, Watch, measure
 
 REPORTED = ("natural", "pgd20", "cw30")
 
@@ -128,22 +128,33 @@ class Run:
 
     def evaluate(
         self, attacks: Sequence[str] = REPORTED, *, device: str = "auto", test: Split | None = None, seed: int = 0, batch_size: int = 500,
-        build: Build | None = None, data_dir: Path | None = None,
+        build: Build | None = None, data_dir: Path | None = None, checks: bool = True, strict_fp32: bool = False, watch: Watch | None = None,
     ) -> dict[str, Measurement]:  # fmt: skip
         """Measure the chosen model; numbers of the recipe's own test set are kept in `result.json`, those of a `test` you bring are not."""
-        told = self.result
-        if test is not None:
-            return evaluate(self.model(device, build), test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size)
-        if self.recipe.dataset == OWN:
-            raise AtclError("this run learnt from data of your own: give `test` to evaluate on (from the shell: --images FOLDER --labels FILE.csv)")
-        with sole_writer(self.folder):
-            official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
-            if fingerprint_of(official) != _get(read_json(self.folder / "recipe.json"), "test"):
-                raise AtclError("this test set is not the one that the run was made with: give its folder with --data-dir")
-            measured = evaluate(self.model(device, build), official, self.recipe.threat, attacks, seed=seed, batch_size=batch_size)
-            told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
-            write_json(self.folder / "result.json", told)
-        return measured
+        told, model = self.result, self.model(device, build)
+        with precision(strict_fp32):
+            if test is not None:
+                return measure(model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch)
+            if self.recipe.dataset == OWN:
+                raise AtclError("this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)")
+            with sole_writer(self.folder):
+                official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
+                if fingerprint_of(official) != _get(read_json(self.folder / "recipe.json"), "test"):
+                    raise AtclError("this test set is not the one that the run was made with: give its folder with --data-dir")
+                keep, wanted = self.folder / "evaluation", dict.fromkeys([*attacks, *self._kept(told, seed, batch_size)])
+                measured = measure(
+                    model, official, self.recipe.threat, list(wanted), seed=seed, batch_size=batch_size, keep=keep, key=judged(model, official),
+                    watch=watch,
+                )  # fmt: skip
+                told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
+                write_json(self.folder / "result.json", told)
+        return {name: one for name, one in measured.items() if name in (*attacks, WORST)}
+
+    def _kept(self, told: dict[str, Any], seed: int, batch_size: int) -> list[str]:
+        """Return the attacks whose verdicts lie in the folder, for the worst case over everything run."""
+        asked = {"seed": seed, "batch_size": batch_size}
+        alike = [name for name, one in told["metrics"].items() if asked.items() <= one.items()]
+        return [name for name in alike if (self.folder / "evaluation" / f"{name}.jsonl").exists()]
 
     def claim(self, problem: Problem) -> None:
         """Write `recipe.json`, or refuse a folder that holds another recipe, seed or dataset."""
@@ -168,6 +179,16 @@ class Run:
 def fingerprint_of(split: Split) -> str:
     """Return a digest of images and truth."""
     return _digest([split.x, split.truth.labels])
+
+
+def judged(model: Module, test: Split) -> dict[str, Any]:
+    """Return what verdicts depend on beside the attack: weights, images, the machine and its precision."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    told = environment(device)
+    return {
+        "model": _digest([*model.state_dict().values()]), "test": fingerprint_of(test),
+        "machine": {name: told[name] for name in ("torch", "device", "precision")},
+    }  # fmt: skip
 
 
 def _weak_digest(data: WeakData) -> str:

@@ -38,3 +38,7 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def take(self, part: slice) -> "Split":
+        """Return a part of the images with their truth."""
+        return Split(self.x[part], Truth(self.truth.labels[part], self.truth.classes))

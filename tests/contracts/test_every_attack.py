@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from atcl.attacks import NORMS, STARTS, Climb, Threat, divergence, given, margin, pgd
 from atcl.errors import AtclError
 from atcl.evaluation import ATTACKS
+from atcl.verdicts import measure
 from tests.tiny import TinyNet, split
 
 LABELS = split().truth.labels
@@ -108,9 +109,8 @@ def test_a_zero_gradient_moves_nothing(norm: str, rng: Generator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name != "natural"])
-def test_attack_of_record_breaks_a_naturally_trained_model(model: nn.Module, name: str, rng: Generator) -> None:
-    adv = ATTACKS[name](model, IMAGES, LABELS, Threat(0.4, 0.05), rng)
-    assert (model(adv).argmax(1) == LABELS).float().mean() < 0.2
+def test_attack_of_record_breaks_a_naturally_trained_model(model: nn.Module, name: str) -> None:
+    assert measure(model, split(), Threat(0.4, 0.05), [name])[name].accuracy < 20
 
 
 def test_images_that_are_no_floats_and_steps_below_zero_are_refused(model: nn.Module, rng: Generator) -> None:
