@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl import journal
+from atcl.acceleration import replayed
 from atcl.attacks import Threat, evaluating
 from atcl.batches import as_float, checked_images
 from atcl.errors import AtclError, pick
@@ -113,7 +114,7 @@ def measure(
         asked = {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": batch_size, **(key or {})}
         book = Book(keep / f"{name}.jsonl" if keep else None, asked)
         part = test if attack.first is None or attack.first >= len(test) else test.take(slice(attack.first))
-        found[name], right = _judge(model, part, threat, name, attack, seed, batch_size, book, watch)
+        found[name], right = withstood(model, part, threat, name, attack, seed, batch_size, book, watch)
         standing[: len(part)] &= right
     if len(chosen) > 1:
         images = min(one.images for one in found.values())
@@ -123,13 +124,13 @@ def measure(
     return found
 
 
-def _judge(
+def withstood(
     model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, book: Book, watch: Watch | None
 ) -> tuple[Measurement, Tensor]:
     """Return the accuracy after all passes, and (n,) bool: which images stand."""
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
-    with evaluating(model), forked_rng():  # AutoAttack draws from the global generator
+    with evaluating(model), forked_rng(), replayed(model, batch_size) as quick:  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
@@ -137,7 +138,7 @@ def _judge(
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
-                    right = _right(model, run(model, x, labels, threat, seed, number), labels).cpu()
+                    right = _right(model, run(quick, x, labels, threat, seed, number), labels).cpu()
                     book.put(step, number, right, time.perf_counter() - began)
                 standing[part] = right
                 if watch:

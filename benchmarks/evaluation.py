@@ -1,0 +1,110 @@
+"""AutoAttack through us against a plain call of pyautoattack, in one process; and PGD20 + CW30 on a whole test set.
+
+python benchmarks/evaluation.py --model small_cnn --images 1000
+python benchmarks/evaluation.py --model resnet18 --images 512
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from pyautoattack import AutoAttack
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from atcl.attacks import Threat, pgd
+from atcl.data import DATASETS
+from atcl.environment import environment, resolve
+from atcl.evaluation import ATTACKS
+from atcl.models import MODELS
+from atcl.verdicts import Book, measure, withstood
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    model: str = "small_cnn"
+    dataset: str = "kuzushiji"
+    data_dir: Path | None = None
+    images: int = 1000
+    batch_size: int = 1000
+    epsilon: float = 0.3
+    step_size: float = 0.01
+    steps: int = 400
+    """adversarial training steps with true labels beforehand: an attack on an untrained model would be over at once"""
+    attack_steps: int = 10
+    device: str = "auto"
+    plain_batch_size: int = 1000
+    whole: bool = True
+    """also time PGD20 + CW30 on the whole test set"""
+
+
+def trained(options: Options, device: torch.device) -> nn.Module:
+    """Return a model after a short adversarial training."""
+    data = DATASETS[options.dataset](options.data_dir)
+    torch.manual_seed(0)
+    rng = torch.Generator(device).manual_seed(0)
+    model = MODELS[options.model](data.classes, data.shape).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if options.model == "small_cnn" else 0.01, momentum=0.9)
+    x, y = data.train.x.to(device), data.train.truth.labels.to(device)
+    for step in range(options.steps):
+        index = torch.randint(len(x), (256,), generator=rng, device=device)
+        clean, labels = x[index].float() / 255, y[index]
+        epsilon = options.epsilon * min(1.0, 2 * step / options.steps)
+
+        def climb(logits: Tensor, labels: Tensor = labels) -> Tensor:
+            return F.cross_entropy(logits, labels)
+
+        adv = pgd(model, clean, climb, epsilon=epsilon, step_size=2.5 * epsilon / options.attack_steps + 1e-6, steps=options.attack_steps, rng=rng)
+        loss = F.cross_entropy(model(adv), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def main(options: Options) -> None:
+    """Print one JSON object."""
+    device = resolve(options.device)
+    model = trained(options, device)
+    threat = Threat(options.epsilon, options.step_size)
+    test = DATASETS[options.dataset](options.data_dir).test
+    part = test.take(slice(options.images))
+    x, y = part.x.to(device).float() / 255, part.truth.labels.to(device)
+
+    def plain() -> Tensor:
+        attack = AutoAttack(model, device=device, eps=options.epsilon, seed=0, version="standard")
+        _, found = attack.run_standard_evaluation(x, y, batch_size=options.plain_batch_size)
+        right: Tensor = (found == y).cpu()
+        return right
+
+    def ours() -> Tensor:
+        return withstood(model, part, threat, "autoattack", ATTACKS["autoattack"], 0, options.batch_size, Book(), None)[1]
+
+    with torch.no_grad():
+        natural = float((model(x).argmax(1) == y).float().mean())
+    told: dict[str, object] = {"options": {name: str(value) for name, value in asdict(options).items()}, "natural": 100 * natural}
+    verdicts = {}
+    for name, run in (("plain", plain), ("ours", ours)):
+        began = time.perf_counter()
+        verdicts[name] = run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        told[name] = {"seconds": time.perf_counter() - began, "accuracy": 100 * float(verdicts[name].float().mean())}
+        print(name, told[name], flush=True)
+    told["ratio"] = told["plain"]["seconds"] / told["ours"]["seconds"]  # type: ignore[index]
+    told["verdicts_that_differ"] = int((verdicts["plain"] != verdicts["ours"]).sum())
+    if options.whole:
+        began = time.perf_counter()
+        whole = measure(model, test, threat, ["pgd20", "cw30"], batch_size=options.batch_size)
+        told["whole"] = {"images": len(test), "seconds": time.perf_counter() - began, **{name: one.accuracy for name, one in whole.items()}}
+    told["environment"] = environment(device)
+    print(json.dumps(told, indent=2))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

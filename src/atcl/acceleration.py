@@ -1,0 +1,132 @@
+"""A frozen model, replayed from CUDA graphs: what attacks of others spend most of their time on, made cheap without touching them.
+
+An attack calls the model thousands of times with batches that shrink as images fall. Each batch is padded to one of a few sizes, and for each size
+the forward pass, and the gradient of the input, are recorded once and replayed; the launch of some thirty kernels becomes one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+SMALLEST = 32
+
+
+@dataclass
+class Recording:
+    """The graphs of one size, and the tensors that they read and write."""
+
+    x: Tensor
+    logits: Tensor
+    upstream: Tensor  # gradient of the logits
+    gradient: Tensor  # gradient of x
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    plays: int = 0  # forward passes so far: a gradient is due to the last one alone
+
+
+class Replayed(Module):
+    """A model in eval mode that answers as the given one does, on the GPU, from recordings."""
+
+    def __init__(self, model: Module, largest: int) -> None:
+        super().__init__()
+        self.model = model
+        self.sizes = sizes(largest)
+        self.recordings: dict[tuple[int, ...], Recording | None] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, K), from a recording where there is one for so many images."""
+        recording = self._recording(x) if x.is_cuda and x.dtype == torch.float32 and 0 < len(x) <= self.sizes[-1] else None
+        if recording is None:
+            out: Tensor = self.model(x)
+            return out
+        if torch.is_grad_enabled() and x.requires_grad:
+            answered: Tensor = _Replay.apply(x, recording)  # type: ignore[no-untyped-call]
+            return answered
+        return _play(recording, x)[: len(x)].clone()
+
+    def _recording(self, x: Tensor) -> Recording | None:
+        key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
+        if key not in self.recordings:
+            self.recordings[key] = _record(self.model, torch.zeros(key, device=x.device))
+        return self.recordings[key]
+
+
+def sizes(largest: int) -> list[int]:
+    """Return the sizes that batches are padded to, each half as large again as the one before: a third of padding at most."""
+    found = [min(SMALLEST, largest)]
+    while found[-1] < largest:
+        found.append(min(largest, (found[-1] * 3 // 2 + 7) // 8 * 8))
+    return found
+
+
+@contextmanager
+def replayed(model: Module, batch_size: int) -> Iterator[Module]:
+    """Yield the model replayed where it lies on a GPU, and as it is elsewhere; its parameters ask for no gradient meanwhile."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not any(parameter.is_cuda for parameter in model.parameters()):
+        yield model
+        return
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield Replayed(model, batch_size)
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recording: Recording) -> Tensor:
+        logits = _play(recording, x)
+        ctx.save_for_backward(x)
+        ctx.recording, ctx.play = recording, recording.plays
+        return logits[: len(x)].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (x,), recording = ctx.saved_tensors, ctx.recording
+        if ctx.play != recording.plays:  # another batch came in between
+            _play(recording, x)
+            ctx.play = recording.plays
+        recording.upstream[: len(x)].copy_(upstream[0])
+        recording.upstream[len(x) :].zero_()
+        recording.backward.replay()
+        return recording.gradient[: len(x)].clone(), None
+
+
+def _play(recording: Recording, x: Tensor) -> Tensor:
+    recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
+    recording.forward.replay()
+    recording.plays += 1
+    return recording.logits
+
+
+def _record(model: Module, like: Tensor) -> Recording | None:
+    """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
+    x = like.clone().requires_grad_()
+    side = torch.cuda.Stream(like.device)
+    side.wait_stream(torch.cuda.current_stream(like.device))
+    with torch.cuda.stream(side), torch.enable_grad():  # before recording, libraries choose their kernels
+        for _ in range(3):
+            logits = model(x)
+            torch.autograd.grad(logits, x, torch.zeros_like(logits))
+    torch.cuda.current_stream(like.device).wait_stream(side)
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    try:
+        with torch.enable_grad():
+            with torch.cuda.graph(forward):
+                logits = model(x)
+            upstream = torch.zeros_like(logits)
+            with torch.cuda.graph(backward, pool=forward.pool()):
+                (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
+    except RuntimeError:
+        torch.cuda.synchronize(like.device)
+        return None
+    # the graphs' own tensors, without the history that only recording needed
+    return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward)

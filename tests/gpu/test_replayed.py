@@ -1,0 +1,78 @@
+"""A model replayed from CUDA graphs answers as the model itself, for every size, in any order."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atcl.acceleration import Replayed, replayed, sizes
+from atcl.models import MODELS
+from atcl.verdicts import evaluate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
+
+
+def model(name: str = "small_cnn") -> nn.Module:
+    torch.manual_seed(0)
+    net = MODELS[name](10, (1, 28, 28)).cuda().eval().requires_grad_(False)
+    for parameter in net.parameters():
+        parameter.add_(0.02 * torch.randn_like(parameter))
+    return net
+
+
+def gradient(net: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(net(x).logsumexp(1).sum(), x)
+    return found
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "preact_resnet18", "mlp"])
+def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> None:
+    net = model(name)
+    quick = Replayed(net, 100)
+    for n in (100, 1, 33, 99, 48, 49, 100, 7, 101):  # the last is too many, and goes the plain way
+        x = torch.rand(n, 1, 28, 28, device="cuda")
+        torch.testing.assert_close(quick(x), net(x), rtol=1e-2, atol=1e-3)
+        ours, theirs = gradient(quick, x), gradient(net, x)
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
+        with torch.no_grad():
+            torch.testing.assert_close(quick(x), net(x), rtol=1e-2, atol=1e-3)
+    assert len(quick.recordings) == len(sizes(100))
+
+
+def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch() -> None:
+    net = model()
+    quick = Replayed(net, 64)
+    one, two = (torch.rand(40, 1, 28, 28, device="cuda").requires_grad_() for _ in range(2))
+    late = quick(one)
+    between = quick(two)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(late.logsumexp(1).sum(), one, retain_graph=True)
+        torch.testing.assert_close(found, gradient(net, one.detach()), rtol=1e-2, atol=1e-4)
+    (found,) = torch.autograd.grad(between.logsumexp(1).sum(), two)
+    torch.testing.assert_close(found, gradient(net, two.detach()), rtol=1e-2, atol=1e-4)
+
+
+def test_a_model_that_cannot_be_recorded_is_asked_itself() -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x) * (2 if float(x.sum()) > 0 else 1)
+            return out
+
+    net = Looks()
+    with replayed(net, 64) as quick:
+        x = torch.rand(5, 1, 28, 28, device="cuda")
+        torch.testing.assert_close(quick(x), net(x))
+    assert torch.rand(3, device="cuda").isfinite().all()  # the device goes on
+
+
+def test_parameters_are_left_as_they_were_and_numbers_agree() -> None:
+    net = model().requires_grad_(True)
+    x, y = torch.rand(300, 1, 28, 28), torch.arange(300) % 10
+    found = evaluate(net, x, y, epsilon=0.1, batch_size=128)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
+    plain = evaluate(net.cpu(), x, y, epsilon=0.1, batch_size=128)
+    assert abs(found["natural"].correct - plain["natural"].correct) <= 1
