@@ -4,6 +4,7 @@ An attack calls the model thousands of times with batches that shrink as images 
 the forward pass, and the gradient of the input, are recorded once and replayed; the launch of some thirty kernels becomes one.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ class Replayed(Module):
 
     def __init__(self, model: Module, largest: int) -> None:
         super().__init__()
-        self.model = model
+        # in channels_last convolutions run without a detour
+        self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
 
@@ -52,7 +54,7 @@ class Replayed(Module):
     def _recording(self, x: Tensor) -> Recording | None:
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.recordings:
-            self.recordings[key] = _record(self.model, torch.zeros(key, device=x.device))
+            self.recordings[key] = _record(self.model, _channels_last(torch.zeros(key, device=x.device)))
         return self.recordings[key]
 
 
@@ -100,6 +102,10 @@ class _Replay(torch.autograd.Function):
         return recording.gradient[: len(x)].clone(), None
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
 def _play(recording: Recording, x: Tensor) -> Tensor:
     recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
     recording.forward.replay()
@@ -109,24 +115,35 @@ def _play(recording: Recording, x: Tensor) -> Tensor:
 
 def _record(model: Module, like: Tensor) -> Recording | None:
     """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
-    x = like.clone().requires_grad_()
     side = torch.cuda.Stream(like.device)
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side), torch.enable_grad():  # before recording, libraries choose their kernels
-        for _ in range(3):
-            logits = model(x)
-            torch.autograd.grad(logits, x, torch.zeros_like(logits))
+        for mode in ("default", "default", "error"):
+            if not _passes(model, like.clone().requires_grad_(), mode):
+                return None
     torch.cuda.current_stream(like.device).wait_stream(side)
-    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    try:
-        with torch.enable_grad():
-            with torch.cuda.graph(forward):
-                logits = model(x)
-            upstream = torch.zeros_like(logits)
-            with torch.cuda.graph(backward, pool=forward.pool()):
-                (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
-    except RuntimeError:
-        torch.cuda.synchronize(like.device)
-        return None
+    forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
+    with torch.enable_grad():
+        with torch.cuda.graph(forward):
+            logits = model(x)
+        upstream = torch.zeros_like(logits)
+        with torch.cuda.graph(backward, pool=forward.pool()):
+            (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
     # the graphs' own tensors, without the history that only recording needed
     return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward)
+
+
+def _passes(model: Module, x: Tensor, mode: str) -> bool:
+    """Go through the model and back; in mode "error", tell whether the host never waited, which a recording that fails half-way would not forgive."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        logits = model(x)
+        torch.autograd.grad(logits, x, torch.zeros_like(logits))
+    except RuntimeError:
+        if mode != "error":
+            raise
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True

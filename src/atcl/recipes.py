@@ -266,7 +266,7 @@ TASKS: dict[str, Task] = {
     "cifar10": _CIFAR10,
     "cifar100": replace(_CIFAR10, dataset="cifar100"),  # not in the paper; CIFAR-10's settings
     "svhn": replace(_CIFAR10, dataset="svhn"),
-    OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_robust", holdout=0.1),  # CIFAR-10's settings, and no truth
+    OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1),  # CIFAR-10's settings, and no truth
 }
 
 
