@@ -1,0 +1,222 @@
+"""Evaluation: attack by attack, stopped and resumed, held to pyautoattack and to Foolbox."""
+
+import importlib
+import json
+import multiprocessing
+import random
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from pyautoattack import AutoAttack
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import atcl
+from atcl.attacks import Threat, pgd
+from atcl.data import digits
+from atcl.errors import AtclError
+from atcl.evaluation import ATTACKS, cross_entropy
+from atcl.models import MODELS
+from atcl.truth import Split, Truth
+from atcl.verdicts import WORST, evaluate, measure
+from tests import tiny
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo"])
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    """A network that knows the digits, a little hardened by noise."""
+    torch.manual_seed(0)
+    train = digits().train
+    x, labels = train.x.float() / 255, train.truth.labels
+    net = MODELS["mlp"](10, (1, 8, 8))
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        F.cross_entropy(net((x + 0.2 * torch.randn_like(x)).clamp(0, 1)), labels).backward()
+        optimizer.step()
+    return net.eval()
+
+
+@pytest.mark.parametrize(("norm", "epsilon", "images"), [("linf", 0.12, 5), ("l2", 1.3, 3)])
+def test_autoattack_through_us_is_pyautoattack_image_by_image(model: nn.Module, norm: str, epsilon: float, images: int, tmp_path: Path) -> None:
+    test = digits().test.take(slice(images))
+    whole = AutoAttack(model, device="cpu", eps=epsilon, norm={"linf": "Linf", "l2": "L2"}[norm], seed=3, version="standard")
+    _, predicted = whole.run_standard_evaluation(test.x.float() / 255, test.truth.labels, batch_size=3)
+    expected = predicted == test.truth.labels
+    more = {"norm": norm, "attacks": ["autoattack"], "seed": 3, "batch_size": 3, "keep": tmp_path}
+    found = evaluate(model, test.x, test.truth.labels, epsilon=epsilon, **more)["autoattack"]  # type: ignore[arg-type]
+    assert 0 < int(expected.sum()) < images
+    assert torch.equal(standing(tmp_path / "autoattack.jsonl", images), expected)
+    assert (found.correct, found.images) == (int(expected.sum()), images)
+    assert list(found.after) == ["natural", "apgd-ce", "apgd-t", "fab-t", "square"]
+
+
+def standing(path: Path, images: int) -> Tensor:
+    """Read a book of verdicts as a user would."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    found = torch.ones(images, dtype=torch.bool)
+    for step in dict.fromkeys(line["pass"] for line in lines):
+        index = found.nonzero()[:, 0]
+        bits = [bit == "1" for line in lines if line["pass"] == step for bit in f"{int('1' + line['right'], 16):b}"[1:][: line["images"]]]
+        found[index] = torch.tensor(bits)
+    return found
+
+
+@pytest.mark.parametrize(("norm", "attack"), [("linf", "LinfPGD"), ("l2", "L2PGD")])
+def test_our_pgd_is_as_strong_as_foolboxs(model: nn.Module, norm: str, attack: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Foolbox's own imports
+        foolbox = importlib.import_module("foolbox")
+    test = digits().test
+    epsilon, step = (0.08, 0.01) if norm == "linf" else (0.5, 0.06)
+    x, labels = test.x.float() / 255, test.truth.labels
+    theirs = getattr(foolbox.attacks, attack)(abs_stepsize=step, steps=20, random_start=False)
+    _, _, broken = theirs(foolbox.PyTorchModel(model, bounds=(0, 1)), x, labels, epsilons=epsilon)
+    rng = torch.Generator().manual_seed(0)
+    adv = pgd(model, x, cross_entropy(labels), epsilon=epsilon, step_size=step, steps=20, norm=norm, start="natural", rng=rng)
+    ours = 100 * float((model(adv).argmax(1) == labels).float().mean())
+    assert 10 < ours < 90
+    assert abs(ours - 100 * float((~broken).float().mean())) <= 0.5
+    started = evaluate(model, x, labels, epsilon=epsilon, norm=norm, step_size=step, attacks=["pgd20"])["pgd20"].accuracy
+    assert abs(started - ours) <= 2  # a random start is another place, not another strength
+
+
+def test_the_worst_case_is_pointwise_and_restarts_never_help_the_model(model: nn.Module) -> None:
+    test = digits().test.take(slice(120))
+    found = measure(model, test, Threat(0.06, 0.01), ["natural", "pgd20", "cw30", "pgd20_restarts"], batch_size=50)
+    assert found[WORST].correct <= min(one.correct for name, one in found.items() if name != WORST)
+    assert found["pgd20_restarts"].correct <= found["pgd20"].correct < found["natural"].correct
+    after = list(found["pgd20_restarts"].after.values())
+    assert after == sorted(after, reverse=True)
+    assert after[0] == found["pgd20"].accuracy  # the first start is that of PGD20
+
+
+BATCHED = ["natural", "pgd20", "cw30", "pgd20_restarts"]
+
+
+def judge(folder: Path, result: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    net = tiny.TinyNet().eval()
+    found = measure(net, tiny.split(300, seed=4), Threat(0.02, 0.01), BATCHED, seed=2, batch_size=10, keep=folder, key={"model": "tiny"})
+    result.write_text(json.dumps({name: one.correct for name, one in found.items()}))
+
+
+def test_killed_ten_times_in_one_evaluation_the_numbers_are_the_same(tmp_path: Path) -> None:
+    def start(folder: str, result: str) -> "multiprocessing.process.BaseProcess":
+        child = CONTEXT.Process(target=judge, args=(tmp_path / folder, tmp_path / result), daemon=True)
+        child.start()
+        return child
+
+    def lines() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in (tmp_path / "cut").glob("*.jsonl"))
+
+    whole = start("whole", "whole.json")
+    whole.join(120)
+    dice, killed = random.Random(0), 0
+    for _ in range(10):
+        child, before = start("cut", "cut.json"), lines()
+        while child.is_alive() and lines() < before + dice.randint(5, 25):
+            time.sleep(0.001)
+        child.kill()
+        child.join()
+        killed += child.exitcode == -9
+    end = start("cut", "cut.json")
+    end.join(120)
+    assert killed >= 8
+    assert json.loads((tmp_path / "cut.json").read_text()) == json.loads((tmp_path / "whole.json").read_text())
+
+
+def test_verdicts_that_are_kept_are_not_made_again_and_others_are_not_mistaken_for_them(model: nn.Module, tmp_path: Path) -> None:
+    test = digits().test.take(slice(30))
+    seen: list[tuple[str, str, int, int]] = []
+    one = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"}, watch=lambda *told: seen.append(told))
+    assert seen == [("pgd20", "pgd20", done, 30) for done in (8, 16, 24, 30)]
+    again = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})
+    assert again == one  # the seconds too: nothing was run
+    other = measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})
+    assert other["pgd20"].correct < one["pgd20"].correct
+    cut = (tmp_path / "pgd20.jsonl").read_bytes()[:-20]
+    (tmp_path / "pgd20.jsonl").write_bytes(cut)  # a last line that was cut off is written anew
+    assert (
+        measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})["pgd20"].correct == other["pgd20"].correct
+    )
+
+
+class Linear(nn.Module):
+    """As many classes as asked for."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.flatten(1))
+        return out
+
+
+X = torch.rand(12, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_with_two_or_three_classes_autoattack_says_why_not_and_the_others_run(classes: int) -> None:
+    y = torch.arange(12) % classes
+    with pytest.raises(AtclError, match=f"needs at least 4 classes, and there are {classes}: use pgd20"):
+        evaluate(Linear(classes), X, y, epsilon=0.1, attacks=["natural", "autoattack"])
+    found = evaluate(Linear(classes), X, y, epsilon=0.1, attacks=[name for name in ATTACKS if name != "autoattack"])
+    assert all(one.images == 12 for one in found.values())
+
+
+def test_with_four_and_five_classes_autoattack_targets_all_others() -> None:
+    for classes in (4, 5):
+        y = Linear(classes)(X).argmax(1)
+        found = evaluate(Linear(classes), X, y, epsilon=0.4, attacks=["autoattack"])["autoattack"]
+        assert found.after["natural"] == 100
+        assert found.accuracy < 100
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X + 1, torch.zeros(12, dtype=torch.int64), r"floats in \[0, 1\]"),
+        (X, torch.full((12,), 3), "must lie in 0 to 2"),
+        (X, -torch.ones(12, dtype=torch.int64), "must lie in 0 to 2"),
+        (X, torch.zeros(12), "int64"),
+        (X, torch.zeros(11, dtype=torch.int64), "12 images but 11 true labels"),
+        (X[:0], torch.zeros(0, dtype=torch.int64), "test set is empty"),
+        (X[0], torch.zeros(1, dtype=torch.int64), r"shape \(n, C, H, W\)"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_in_one_line(x: Tensor, y: Tensor, message: str) -> None:
+    with pytest.raises(AtclError, match=message):
+        evaluate(Linear(3), x, y, epsilon=0.1)
+
+
+def test_models_that_return_nonsense() -> None:
+    broken = Linear(3)
+    broken.layer.weight.data.fill_(torch.nan)
+    with pytest.raises(AtclError, match="not finite"):
+        evaluate(broken, X, torch.zeros(12, dtype=torch.int64), epsilon=0.1)
+    with pytest.raises(AtclError, match=r"returns \(1,\) for one image"):
+        evaluate(nn.Sequential(nn.Flatten(0)), X[:, :, :1, :1], [0] * 12, epsilon=0.1)
+
+
+def test_any_classifier_arrays_and_lists_are_taken() -> None:
+    y = Linear(5)(X).argmax(1)
+    found = evaluate(Linear(5), (255 * X).to(torch.uint8).numpy(), y.tolist(), epsilon=0.0, attacks=["natural", "pgd20"])
+    assert found["pgd20"].correct == found["natural"].correct
+    assert atcl.evaluate is evaluate
+
+
+def test_an_attack_that_looks_at_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS, "cw30", atcl.replace(ATTACKS["cw30"], first=5))
+    test = Split(X, Truth(torch.arange(12) % 3, 3))
+    found = measure(Linear(3), test, Threat(0.1, 0.02), ["natural", "cw30"])
+    assert (found["natural"].images, found["cw30"].images, found[WORST].images) == (12, 5, 5)
