@@ -13,7 +13,7 @@ BLIND = (
     "transitions", "heldout", "pictures", "folders",
 )  # fmt: skip
 SEEING = {
-    "atcl", "truth", "labels", "labelled", "data", "evaluation", "recipes", "runs", "running", "predicting",
+    "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "running", "predicting",
     "experiments", "console", "commands", "cli",
 }  # fmt: skip
 
