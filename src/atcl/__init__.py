@@ -15,6 +15,7 @@ from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Loss, Targets
+from atcl.masking import suspicions
 from atcl.models import MODELS
 from atcl.objectives import MinMax, Trades
 from atcl.predicting import predict
@@ -32,5 +33,5 @@ __all__ = [
     "CosineRise", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
     "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "evaluate", "export", "fit",
     "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace",
-    "rule_out", "train", "weaken",
+    "rule_out", "suspicions", "train", "weaken",
 ]  # fmt: skip

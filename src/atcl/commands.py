@@ -89,6 +89,8 @@ class Evaluate:
     """a folder of pictures to evaluate on, in the place of the recipe's test set"""
     labels: Path | None = None
     """their true classes: a CSV file with the columns file and class"""
+    checks: bool = True
+    """look for signs of false robustness; --no-checks is faster"""
     strict_fp32: bool = False
     """full fp32 on a GPU, where convolutions else use tf32"""
     json: bool = False
@@ -104,7 +106,7 @@ class Evaluate:
         with Judging(Console(stderr=True)) as judging:
             measured = done.evaluate(
                 self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
-                strict_fp32=self.strict_fp32, watch=judging,
+                checks=self.checks, strict_fp32=self.strict_fp32, watch=judging,
             )  # fmt: skip
         found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
         if self.json:
@@ -112,6 +114,8 @@ class Evaluate:
             return
         console.print(caption(done.result), highlight=False)
         console.print(metrics_table(found, [*self.attacks, WORST]))
+        for flag in [] if test else done.result["flags"] or []:
+            console.print(f"{flag['name']}: {flag['says']} (docs/masking.md)", highlight=False, soft_wrap=True)
         console.print("measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False)
 
 
@@ -223,7 +227,9 @@ class Reproduce:
 
         def run(name: str, seed: int) -> Run:
             console.print(f"{name}, seed {seed}", highlight=False)
-            return _train(console, recipe(name), name, seed, self.runs / name / f"seed-{seed}", self.device, self.data_dir)
+            done = _train(console, recipe(name), name, seed, self.runs / name / f"seed-{seed}", self.device, self.data_dir)
+            done.evaluate(REPORTED, device=self.device, data_dir=self.data_dir)  # verdicts are kept; it looks for signs of false robustness
+            return done
 
         reproduce(experiment, self.results, run)
         text = experiment.table(experiment, self.results)

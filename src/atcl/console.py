@@ -124,11 +124,12 @@ def clock(seconds: float) -> str:
 def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
     """Return the accuracies of a result as a table."""
     table = Table()
-    for heading in ("attack", "accuracy", "images", "seconds"):
-        table.add_column(heading, justify="left" if heading == "attack" else "right")
+    for heading in ("attack", "accuracy", "images", "seconds", "signs of false robustness"):
+        table.add_column(heading, justify="left" if heading in ("attack", "signs of false robustness") else "right")
     for name in names:
         if one := result["metrics"].get(name):
-            table.add_row(HEADINGS.get(name, name), f"{one['accuracy']:.2f}%", str(one["images"]), f"{one['seconds']:.1f}")
+            flags = "" if name == "natural" else "not looked for" if one["flags"] is None else ", ".join(one["flags"]) or "none"
+            table.add_row(HEADINGS.get(name, name), f"{one['accuracy']:.2f}%", str(one["images"]), f"{one['seconds']:.1f}", flags)
     return table
 
 

@@ -62,7 +62,7 @@ def accuracies(experiment: Experiment, results: Path) -> str:
     headings = [f"{HEADINGS[metric]} ({rule})" for rule, metric in columns]
     lines = [f"| method | {' | '.join(headings)} | seeds |", f"|---|{'---|' * len(columns)}---|"]
     for title, row in found.items():
-        cells = [_cell([one["metrics"][metric]["accuracy"] for one in row if one["selection"]["rule"] == rule]) for rule, metric in columns]
+        cells = [_marked([one["metrics"][metric] for one in row if one["selection"]["rule"] == rule]) for rule, metric in columns]
         lines.append(f"| {title} | {' | '.join(cells)} | {len(row) or ''} |")
     return "\n".join(lines) + "\n"
 
@@ -114,6 +114,12 @@ def _results(experiment: Experiment, results: Path, name: str) -> list[dict[str,
 def _last_stage(path: Path) -> list[Record]:
     records = read(path)
     return [record for record in records if record["stage"] == records[-1]["stage"]]
+
+
+def _marked(metrics: list[dict[str, Any]]) -> str:
+    """Return a cell, with the flags of those numbers that should not be believed."""
+    flags = sorted({flag for one in metrics for flag in one["flags"] or ()})
+    return _cell([one["accuracy"] for one in metrics]) + (f" ({', '.join(flags)})" if flags else "")
 
 
 def _cell(values: list[float]) -> str:

@@ -239,7 +239,7 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
         "selection": {"rule": run.recipe.selection, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics["chosen"], "flags": None,
+        "metrics": metrics["chosen"], "flags": None, "published": None,
         "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
         "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
         "data": problem.fingerprints(), "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},

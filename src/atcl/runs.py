@@ -16,11 +16,12 @@ from atcl.data import DATASETS
 from atcl.environment import environment, precision, resolve
 from atcl.errors import AtclError, pick
 from atcl.files import read_json, sole_writer, write_json
+from atcl.masking import suspicions
 from atcl.models import MODELS
 from atcl.recipes import KINDS, OWN, RECIPES, Recipe
 from atcl.settings import differences, digest, from_data, to_data
 from atcl.truth import Split, Truth
-from atcl.verdicts import WORST, Measurement, Watch, measure
+from atcl.verdicts import WORST, Measurement, Watch, flagged, measure
 
 REPORTED = ("natural", "pgd20", "cw30")
 
@@ -134,7 +135,8 @@ class Run:
         told, model = self.result, self.model(device, build)
         with precision(strict_fp32):
             if test is not None:
-                return measure(model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch)
+                found = measure(model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch)
+                return flagged(found, suspicions(model, test.x, test.truth.labels, self.recipe.threat)) if checks else found
             if self.recipe.dataset == OWN:
                 raise AtclError("this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)")
             with sole_writer(self.folder):
@@ -146,6 +148,9 @@ class Run:
                     model, official, self.recipe.threat, list(wanted), seed=seed, batch_size=batch_size, keep=keep, key=judged(model, official),
                     watch=watch,
                 )  # fmt: skip
+                if checks:
+                    flags = suspicions(model, official.x, official.truth.labels, self.recipe.threat)
+                    measured, told["flags"] = flagged(measured, flags), [asdict(flag) for flag in flags]
                 told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
                 write_json(self.folder / "result.json", told)
         return {name: one for name, one in measured.items() if name in (*attacks, WORST)}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from atcl.batches import as_float, checked_images
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack
 from atcl.files import write_whole
+from atcl.masking import Flag, suspicions
 from atcl.seeds import forked_rng
 from atcl.truth import Split, Truth
 
@@ -38,6 +39,7 @@ class Measurement:
     seconds: float
     attack: dict[str, Any]  # what was run, and within which threat
     after: dict[str, float] = field(default_factory=dict)  # accuracy after each pass, where there are several
+    flags: tuple[str, ...] | None = None  # names of the signs of false robustness that were found; None: nobody looked
 
 
 class Book:
@@ -79,7 +81,8 @@ class Book:
 
 def evaluate(
     model: Module, x: Any, y: Any, *, epsilon: float, attacks: Sequence[str] = ("natural", "pgd20", "cw30"), norm: str = "linf",
-    step_size: float | None = None, seed: int = 0, batch_size: int = 500, keep: Path | None = None, watch: Watch | None = None,
+    step_size: float | None = None, seed: int = 0, batch_size: int = 500, checks: bool = True, keep: Path | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
     """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default."""
     images = checked_images(x)
@@ -94,7 +97,13 @@ def evaluate(
     test = Split(images, Truth(labels if labels.is_floating_point() else labels.long(), logits.shape[1]))
     key = {"images": len(test)} if keep else None
     threat = Threat(epsilon, step_size or max(epsilon, 1e-6) / 8, norm)
-    return measure(model, test, threat, attacks, seed=seed, batch_size=batch_size, keep=keep, key=key, watch=watch)
+    found = measure(model, test, threat, attacks, seed=seed, batch_size=batch_size, keep=keep, key=key, watch=watch)
+    return flagged(found, suspicions(model, test.x, test.truth.labels, threat, seed=seed)) if checks else found
+
+
+def flagged(found: Mapping[str, Measurement], flags: Sequence[Flag]) -> dict[str, Measurement]:
+    """Return the measurements, those under attack with the names of the flags."""
+    return {name: one if name == "natural" else replace(one, flags=tuple(flag.name for flag in flags)) for name, one in found.items()}
 
 
 def measure(
