@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atcl"
-BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training")
+BLIND = ("schedules", "losses", "attacks", "objectives", "batches", "supervision", "models", "training", "transitions", "matrices", "tables")
 SEEING = {"atcl", "truth", "labels", "data", "evaluation", "recipes", "runs", "running", "selection", "experiments", "console", "cli"}
 
 

@@ -9,7 +9,7 @@ from atcl.attacks import Budget
 from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
 from atcl.evaluation import Threat
-from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets
+from atcl.labels import Biased, Complementary, FromFile, LabelSource, Ordinary, RandomSets
 from atcl.losses import LOSSES
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
@@ -40,8 +40,7 @@ class Recipe:
             if not stage.fresh and stage.optimizer != before.optimizer:
                 raise AtclError("a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh")
         for stage in self.stages:
-            single = isinstance(self.labels, Complementary) and self.labels.number == 1 and stage.teacher == "none"
-            if loss_of(stage.objective).single and not single:
+            if loss_of(stage.objective).single and not (self.labels.single and stage.teacher == "none"):
                 raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image")
 
     @property
@@ -244,7 +243,8 @@ KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Stage, Budget, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
-        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets,
+        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased,
+        FromFile,
     )
 }  # fmt: skip
 
