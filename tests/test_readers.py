@@ -16,7 +16,7 @@ import pytest
 from scipy.io import savemat
 
 from atcl import readers
-from atcl.data import DATASETS, IDX, SOURCES, Dataset, Source
+from atcl.data import DATASETS, IDX, RELEASES, SOURCES, Dataset, Source
 from atcl.downloads import Remote
 from atcl.errors import AtclError
 
@@ -146,7 +146,7 @@ def test_the_environment_names_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_dataset_is_tested_here() -> None:
-    assert set(DATASETS) == {"digits", *WRITERS}
+    assert set(DATASETS) == {"digits", *WRITERS, *RELEASES}  # tests/test_label_files.py has the releases
 
 
 @pytest.mark.parametrize(

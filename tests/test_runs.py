@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import atcl
-from atcl import checkpoints
+from atcl import checkpoints, running
 from atcl.environment import resolve
 from atcl.errors import AtclError
 from atcl.labels import Complementary
@@ -75,6 +75,19 @@ def test_the_papers_selection_reports_the_best_epoch_on_the_test_set(tmp_path: P
     chosen = run.result["selection"]
     assert chosen["rule"] == "test_pgd20"
     assert scores[chosen["epoch"] - 1] == max(scores) == run.result["metrics"]["pgd20"]["accuracy"]
+
+
+def test_an_estimated_transition_matrix_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tiny.RECIPES["digits/direct-forward"]
+    run = go(tmp_path / "one", replace(plain, transition="estimated"))
+    estimate = torch.tensor(json.loads((tmp_path / "one/transition.json").read_text()))
+    assert estimate.shape == (tiny.CLASSES, tiny.CLASSES)
+    assert torch.allclose(estimate.sum(1), torch.ones(tiny.CLASSES))
+    assert run.journal[-1]["loss"] != go(tmp_path / "two", plain).journal[-1]["loss"]
+    before = run.result["metrics"]["pgd20"]["correct"]
+    (tmp_path / "one/result.json").unlink()
+    monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: pytest.fail("estimated again"))
+    assert go(tmp_path / "one", replace(plain, transition="estimated")).result["metrics"]["pgd20"]["correct"] == before
 
 
 def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from atcl.errors import AtclError
 from atcl.exporting import export
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
-from atcl.labels import Complementary, Ordinary, RandomSets, weaken
+from atcl.labels import Biased, Complementary, FromFile, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Loss, Targets
 from atcl.masking import suspicions
 from atcl.models import MODELS
@@ -25,13 +25,14 @@ from atcl.runs import Problem, Run, open_run
 from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
 from atcl.supervision import CandidatesOnly, PseudoLabels
 from atcl.training import Adam, Learner, Sgd, Stage, fit
+from atcl.transitions import estimated_transition
 from atcl.truth import Split, Truth
 from atcl.verdicts import evaluate
 
 __all__ = [
-    "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Budget", "CandidatesOnly", "Complementary", "Constant",
-    "CosineRise", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
-    "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "evaluate", "export", "fit",
-    "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace",
+    "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Biased", "Budget", "CandidatesOnly", "Complementary", "Constant",
+    "CosineRise", "FromFile", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
+    "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "estimated_transition",
+    "evaluate", "export", "fit", "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace",
     "rule_out", "suspicions", "train", "weaken",
 ]  # fmt: skip

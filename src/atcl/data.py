@@ -83,6 +83,28 @@ class Source:
             ) from None
 
 
+@dataclass(frozen=True)
+class Release:
+    """Images that were released together with complementary labels, in an order of their own, and the test set that belongs to them."""
+
+    file: str
+    images: int  # in the training set, as its authors say
+    classes: int
+    test: Callable[[Path], tuple[Array, Array]]
+
+    def __call__(self, folder: Path | None = None) -> Dataset:
+        """Read the images and their truth; the labels of the same file are read by `FromFile`."""
+        place = data_folder(folder)
+        if not (path := place / self.file).is_file():
+            raise AtclError(
+                f"{path} is not there: get {self.file} from its authors (docs/labels.md), and put it there or name a folder with --data-dir"
+            )
+        (x, y), (x_test, y_test) = readers.climage(path), self.test(place)
+        if len(x) != self.images:
+            raise AtclError(f"{path} has {len(x)} images; the released file has {self.images}")
+        return _dataset({"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}, self.classes, path)
+
+
 def data_folder(folder: Path | None = None) -> Path:
     """Return the folder of datasets: the given one, else $ATCL_DATA, else the user's cache."""
     named = folder or os.environ.get("ATCL_DATA")
@@ -168,7 +190,32 @@ SOURCES: dict[str, Source] = {
     ),
 }  # fmt: skip
 
-DATASETS: dict[str, Callable[[Path | None], Dataset]] = {"digits": digits, **SOURCES}
+
+def _cifar_test(place: Path, name: str, member: str, labels: str) -> tuple[Array, Array]:
+    (remote,) = SOURCES[name].remotes
+    if (path := remote.find(place)) is None:
+        raise AtclError(f"{remote.path(place)} is missing, whose test images belong to this release: put it there")
+    remote.verify(path)
+    return readers.cifar(path, member, labels)
+
+
+def _released_test(place: Path, file: str) -> tuple[Array, Array]:
+    return readers.climage(place / file)
+
+
+_CIFAR10_TEST = partial(_cifar_test, name="cifar10", member="test_batch", labels="labels")
+_CIFAR20_TEST = partial(_cifar_test, name="cifar100", member="test", labels="coarse_labels")  # the 20 superclasses, in CIFAR-100's numbering
+
+RELEASES: dict[str, Release] = {
+    "clcifar10": Release("clcifar10.pkl", 50_000, 10, _CIFAR10_TEST),
+    "aclcifar10": Release("aclcifar10.pkl", 50_000, 10, _CIFAR10_TEST),
+    "clcifar20": Release("clcifar20.pkl", 50_000, 20, _CIFAR20_TEST),
+    "aclcifar20": Release("aclcifar20.pkl", 50_000, 20, _CIFAR20_TEST),
+    "clmicro_imagenet10": Release("clmicro_imagenet10_train.pkl", 5_000, 10, partial(_released_test, file="clmicro_imagenet10_test.pkl")),
+    "clmicro_imagenet20": Release("clmicro_imagenet20_train.pkl", 10_000, 20, partial(_released_test, file="clmicro_imagenet20_test.pkl")),
+}
+
+DATASETS: dict[str, Callable[[Path | None], Dataset]] = {"digits": digits, **SOURCES, **RELEASES}
 
 
 def _dataset(arrays: dict[str, Array], classes: int, place: Path) -> Dataset:

@@ -5,6 +5,7 @@ import io
 import pickle
 import tarfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,18 @@ class _Arrays(pickle.Unpickler):
     )  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
+        if name == "scalar" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return _scalar
         if (module, name) not in self.allowed:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _scalar(kind: Any, content: bytes) -> Any:
+    """Make one number in the place of NumPy's own function, which makes objects too."""
+    if np.dtype(kind).kind not in "biuf":
+        raise pickle.UnpicklingError(f"it asks for a scalar of {kind}")
+    return np.frombuffer(content, kind, count=1)[0]
 
 
 def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
@@ -63,6 +73,37 @@ def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
     if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise AtclError(f"{path} ({member}) is not a batch of CIFAR: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
+
+
+def climage(path: Path) -> tuple[Array, Array]:
+    """Read images (n, H, W, 3) and true labels from a release of CLImage or ACLImage, which has its own order."""
+    # CLImage: images of 32x32x3 or 64x64x3 under "images"; an early release of CLCIFAR: rows of CIFAR, 3x32x32 flat, under "data"
+    x, y = (_part(path, names) for names in (("images", "data"), ("ord_labels",)))
+    try:
+        images, true = np.stack([np.asarray(image) for image in x]), np.asarray(y).reshape(-1)
+    except Exception as error:  # what lies there can be anything
+        raise AtclError(f"{path} is not a release of CLImage: {error}") from None
+    if images.ndim == 2 and images.shape[1] == 3072:
+        images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(true) != len(images) or true.dtype.kind not in "iu":
+        raise AtclError(f"{path} is not a release of CLImage: images {images.dtype} {images.shape}, labels {true.dtype} {true.shape}")
+    return images, true
+
+
+def climage_labels(path: Path, names: Sequence[str]) -> Any:
+    """Read the complementary labels of a release of CLImage or ACLImage, one list for each image; the true ones are not handed on."""
+    return _part(path, names)
+
+
+def _part(path: Path, names: Sequence[str]) -> Any:
+    """Return what a release holds under the first of the names that it has."""
+    try:
+        found = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        return next(found[name] for name in names if name in found)
+    except StopIteration:
+        raise AtclError(f"{path} is not a release of CLImage: it has no {names[0]}") from None
+    except Exception as error:  # a hostile or damaged pickle can raise anything
+        raise AtclError(f"{path} is not a release of CLImage: {error}") from None
 
 
 def svhn(path: Path) -> tuple[Array, Array]:
@@ -86,6 +127,15 @@ def npz(path: Path) -> dict[str, Array]:
             return {name: stored[name] for name in ("x_train", "y_train", "x_test", "y_test")}
     except Exception as error:  # NumPy raises half a dozen kinds for a damaged archive
         raise AtclError(f"{path}: no x_train, y_train, x_test, y_test can be read from it ({error})") from None
+
+
+def array(path: Path, choose: Callable[[Sequence[str]], str]) -> Array:
+    """Read an .npy file, or the array of an .npz file that is chosen by its name."""
+    found = np.load(path, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+        return found
+    with found:
+        return np.asarray(found[choose(found.files)])
 
 
 def _member(path: Path, member: str) -> bytes:

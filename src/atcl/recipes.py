@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 from atcl.attacks import Budget, Threat
 from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
-from atcl.labels import Complementary, Given, LabelSource, Ordinary, RandomSets
+from atcl.labels import Biased, Complementary, FromFile, Given, LabelSource, Ordinary, RandomSets
 from atcl.losses import PAPER, names_of
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
@@ -33,6 +34,8 @@ class Recipe:
     """share of the training images whose labels are held out, to choose and judge by"""
     shape: tuple[int, int, int] = (3, 32, 32)
     """channels, height and width of the images; pictures of your own are brought to it"""
+    transition: Literal["declared", "estimated"] = "declared"
+    """what FORWARD is corrected by: the matrix that the labels declare (none: the uniform one), or one estimated from the data first"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
@@ -47,8 +50,7 @@ class Recipe:
             if not stage.fresh and stage.optimizer != before.optimizer:
                 raise AtclError("a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh")
         for stage in self.stages:
-            single = stage.teacher == "none" and self.labels in (Given(), Complementary())
-            if loss_of(stage.objective).single and not single:
+            if loss_of(stage.objective).single and not (self.labels.single and stage.teacher == "none"):
                 others = names_of(lambda loss: not loss.single)
                 raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: else use one of {others}")
         for number in range(len(self.stages)):
@@ -289,7 +291,7 @@ KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Stage, Budget, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
-        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Given,
+        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased, FromFile, Given,
     )
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from atcl.batches import WeakData, as_float
 from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.errors import AtclError, pick
-from atcl.files import clear_parts, sole_writer, write_json, write_whole
+from atcl.files import clear_parts, read_json, sole_writer, write_json, write_whole
 from atcl.heldout import judge
 from atcl.labels import Given, weaken
 from atcl.recipes import OWN, Recipe, recipe
@@ -27,6 +27,7 @@ from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import guesses, relabel, with_sole_candidate
 from atcl.training import Learner, Snapshot, fit
+from atcl.transitions import estimated_transition
 from atcl.verdicts import measure
 
 
@@ -77,7 +78,8 @@ def train(
     with sole_writer(folder):
         run.claim(problem)
         if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
-            _train(run, problem.to(target), build, watcher)
+            there = problem.to(target)
+            _train(run, _estimated(run, there, build, watcher) if wanted.transition == "estimated" else there, build, watcher)
         else:
             watcher.say("this run is finished: nothing is trained again")
     return run
@@ -111,6 +113,18 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
             raise AtclError(f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}") from None
     if logits.shape != (min(2, len(problem.train)), run.classes):
         raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+
+
+def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> Problem:
+    """Return the problem with a transition matrix estimated from its weak labels, which a resumed run finds in its folder."""
+    path = run.folder / "transition.json"
+    if not path.exists():
+        watcher.say("estimating the transition matrix from the complementary labels")
+        found = estimated_transition(problem.train, lambda: run.fresh_model(build), seed=derive(run.seed, "transition"))
+        write_json(path, found.tolist())
+    transition = torch.tensor(read_json(path), device=problem.train.device)
+    held = None if problem.held is None else replace(problem.held, transition=transition)
+    return replace(problem, train=replace(problem.train, transition=transition), held=held)
 
 
 @dataclass
