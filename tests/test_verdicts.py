@@ -8,6 +8,7 @@ import time
 import warnings
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from pyautoattack import AutoAttack
@@ -220,3 +221,24 @@ def test_an_attack_that_looks_at_the_first_images_only(monkeypatch: pytest.Monke
     test = Split(X, Truth(torch.arange(12) % 3, 3))
     found = measure(Linear(3), test, Threat(0.1, 0.02), ["natural", "cw30"])
     assert (found["natural"].images, found["cw30"].images, found[WORST].images) == (12, 5, 5)
+
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs/result.schema.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "mnist/two-stage", "own/warmup-pla"])
+def test_a_result_follows_the_published_schema(name: str, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    problem = tiny.problem(recipe.labels)
+    run = atcl.train(recipe, out=tmp_path, device="cpu", problem=problem, build=tiny.TinyNet)
+    jsonschema.validate(json.loads((tmp_path / "result.json").read_text()), SCHEMA)
+    broken = {**run.result, "metrics": {"pgd20": {"accuracy": 12}}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, SCHEMA)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "results").rglob("result.json")), ids=lambda path: "-".join(path.parts[-3:-1]))
+def test_every_committed_result_follows_it_too_and_was_checked_for_false_robustness(path: Path) -> None:
+    result = json.loads(path.read_text())
+    jsonschema.validate(result, SCHEMA)
+    assert result["flags"] is not None
