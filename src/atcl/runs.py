@@ -174,7 +174,7 @@ class Run:
         if not begun:  # nothing would be lost, as after a start that failed
             write_json(path, told)
             return
-        held = read_json(path)
+        held = {**read_json(path), "recipe": to_data(open_run(self.folder).recipe)}  # with settings that came later at their defaults
         binding = ("recipe", "seed", "data", "names", *sorted(self.recipe.needs))
         differing = [name for key in binding for name in differences(_get(held, key), told[key], key)]
         if differing:
