@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atcl.attacks import Threat, pgd
+from atcl.books import Book
 from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.evaluation import ATTACKS
 from atcl.models import MODELS
-from atcl.verdicts import Book, measure, withstood
+from atcl.verdicts import measure, withstood
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def main(options: Options) -> None:
         return right
 
     def ours() -> Tensor:
-        return withstood(model, part, threat, "autoattack", ATTACKS["autoattack"], 0, options.batch_size, Book(), None)[1]
+        return withstood(model, part, threat, "autoattack", ATTACKS["autoattack"], 0, options.batch_size, Book(None, {}))[0]
 
     with torch.no_grad():
         natural = float((model(x).argmax(1) == y).float().mean())

@@ -11,7 +11,7 @@ import atcl
 from atcl import checkpoints, running
 from atcl.environment import resolve
 from atcl.errors import AtclError
-from atcl.labels import Complementary
+from atcl.labels import Biased, Complementary
 from atcl.recipes import Recipe
 from atcl.running import Watcher, train
 from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
@@ -81,16 +81,42 @@ def test_an_estimated_transition_matrix_is_used_made_once_and_kept(tmp_path: Pat
     plain = tiny.RECIPES["digits/direct-forward"]
     wanted = replace(plain, transition="estimated")
     go(tmp_path / "real", wanted)
-    real = torch.tensor(json.loads((tmp_path / "real/transition.json").read_text()))
+    real = torch.tensor(json.loads((tmp_path / "real/transition.json").read_text())["matrix"])
     torch.testing.assert_close(real.sum(1), torch.ones(tiny.CLASSES))
     odd = torch.eye(tiny.CLASSES).roll(1, 1) * 0.9 + 0.1 / tiny.CLASSES
     monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: odd)
     run = go(tmp_path / "odd", wanted)
     assert run.journal[-1]["loss"] != go(tmp_path / "plain", plain).journal[-1]["loss"]
+    with pytest.raises(AtclError, match="differs in data"):
+        go(tmp_path / "odd", wanted, problem=tiny.problem(Biased("weak")))
     monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: pytest.fail("estimated again"))
     before = run.result["metrics"]["pgd20"]["correct"]
     (tmp_path / "odd/result.json").unlink()
     assert go(tmp_path / "odd", wanted).result["metrics"]["pgd20"]["correct"] == before
+    given_up = tmp_path / "given up"
+    given_up.mkdir()
+    (given_up / "transition.json").write_bytes((tmp_path / "odd/transition.json").read_bytes())
+    monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: real)
+    go(given_up, wanted, problem=tiny.problem(Biased("weak")))  # a start that was killed early leaves a matrix of other data
+    assert json.loads((given_up / "transition.json").read_text())["matrix"] == real.tolist()
+
+
+def test_held_out_images_that_the_user_brings_are_taken(tmp_path: Path) -> None:
+    problem = tiny.problem(RECIPE.labels).held_out(0.2, 0)
+    run = go(tmp_path, replace(RECIPE, holdout=0.5, selection="held_scel_natural"), problem=problem)
+    assert problem.held is not None
+    assert run.result["held"]["scel_natural"]["images"] == len(problem.held) == 4
+
+
+def test_a_rule_under_which_no_epoch_competed_reports_the_last_and_says_so(tmp_path: Path) -> None:
+    short = replace(RECIPE, holdout=0.2, selection="held_scel_natural", stages=(replace(RECIPE.stages[0], epochs=2),))
+    assert go(tmp_path, short).result["selection"] == {"rule": "last", "stage": 0, "epoch": 2}
+
+
+def test_two_stages_under_a_matrix_that_never_gives_a_class_go_on(tmp_path: Path) -> None:
+    transition = torch.tensor([[0, 0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0, 0], [0.5, 0.5, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.5, 0.5, 0, 0, 0]])
+    data = replace(tiny.problem(RECIPE.labels).train, candidates=atcl.rule_out(20, 5, [0, 1] * 10), transition=transition)
+    assert go(tmp_path, tiny.RECIPES["digits/two-stage"], problem=Problem(data)).journal
 
 
 def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> None:

@@ -53,14 +53,15 @@ def test_autoattack_through_us_is_pyautoattack_image_by_image(model: nn.Module, 
     more = {"norm": norm, "attacks": ["autoattack"], "seed": 3, "batch_size": 3, "keep": tmp_path}
     found = evaluate(model, test.x, test.truth.labels, epsilon=epsilon, **more)["autoattack"]  # type: ignore[arg-type]
     assert 0 < int(expected.sum()) < images
-    assert torch.equal(standing(tmp_path / "autoattack.jsonl", images), expected)
+    assert torch.equal(standing(tmp_path, "autoattack", images), expected)
     assert (found.correct, found.images) == (int(expected.sum()), images)
     assert list(found.after) == ["natural", "apgd-ce", "apgd-t", "fab-t", "square"]
 
 
-def standing(path: Path, images: int) -> Tensor:
+def standing(folder: Path, attack: str, images: int) -> Tensor:
     """Read a book of verdicts as a user would."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
+    (path,) = folder.glob(f"{attack}-*.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()][1:-1]
     found = torch.ones(images, dtype=torch.bool)
     for step in dict.fromkeys(line["pass"] for line in lines):
         index = found.nonzero()[:, 0]
@@ -88,10 +89,13 @@ def test_our_pgd_is_as_strong_as_foolboxs(model: nn.Module, norm: str, attack: s
     assert abs(started - ours) <= 2  # a random start is another place, not another strength
 
 
-def test_the_worst_case_is_pointwise_and_restarts_never_help_the_model(model: nn.Module) -> None:
+def test_the_worst_case_is_pointwise_and_restarts_never_help_the_model(model: nn.Module, tmp_path: Path) -> None:
     test = digits().test.take(slice(120))
-    found = measure(model, test, Threat(0.06, 0.01), ["natural", "pgd20", "cw30", "pgd20_restarts"], batch_size=50)
-    assert found[WORST].correct <= min(one.correct for name, one in found.items() if name != WORST)
+    attacks = ["natural", "pgd20", "cw30", "pgd20_restarts"]
+    found = measure(model, test, Threat(0.06, 0.01), attacks, batch_size=50, keep=tmp_path)
+    books = torch.stack([standing(tmp_path, name, 120) for name in attacks])
+    assert found[WORST].correct == int(books.all(0).sum())
+    assert [found[name].correct for name in attacks] == books.sum(1).tolist()
     assert found["pgd20_restarts"].correct <= found["pgd20"].correct < found["natural"].correct
     after = list(found["pgd20_restarts"].after.values())
     assert after == sorted(after, reverse=True)
@@ -105,7 +109,7 @@ def judge(folder: Path, result: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     net = tiny.TinyNet().eval()
-    found = measure(net, tiny.split(300, seed=4), Threat(0.02, 0.01), BATCHED, seed=2, batch_size=10, keep=folder, key={"model": "tiny"})
+    found = measure(net, tiny.split(300, seed=4), Threat(0.02, 0.01), BATCHED, seed=2, batch_size=10, keep=folder)
     result.write_text(json.dumps({name: one.correct for name, one in found.items()}))
 
 
@@ -137,17 +141,38 @@ def test_killed_ten_times_in_one_evaluation_the_numbers_are_the_same(tmp_path: P
 def test_verdicts_that_are_kept_are_not_made_again_and_others_are_not_mistaken_for_them(model: nn.Module, tmp_path: Path) -> None:
     test = digits().test.take(slice(30))
     seen: list[tuple[str, str, int, int]] = []
-    one = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"}, watch=lambda *told: seen.append(told))
+    one = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, watch=lambda *told: seen.append(told))
     assert seen == [("pgd20", "pgd20", done, 30) for done in (8, 16, 24, 30)]
-    again = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})
+    again = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path)
     assert again == one  # the seconds too: nothing was run
-    other = measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})
+    other = measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path)
     assert other["pgd20"].correct < one["pgd20"].correct
-    cut = (tmp_path / "pgd20.jsonl").read_bytes()[:-20]
-    (tmp_path / "pgd20.jsonl").write_bytes(cut)  # a last line that was cut off is written anew
-    assert (
-        measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path, key={"model": "a"})["pgd20"].correct == other["pgd20"].correct
-    )
+    assert len(list(tmp_path.iterdir())) == 2  # each under a name of its own
+    assert measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path) == one  # and none was overwritten
+    (path,) = [path for path in tmp_path.iterdir() if '"epsilon": 0.2' in path.read_text()]
+    path.write_bytes(path.read_bytes()[:-110])  # a last line that was cut off is written anew
+    assert measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path)["pgd20"].correct == other["pgd20"].correct
+
+
+def test_another_model_or_other_images_in_the_same_folder_get_verdicts_of_their_own(model: nn.Module, tmp_path: Path) -> None:
+    test = digits().test.take(slice(30))
+    x, labels = test.x, test.truth.labels
+    right = evaluate(model, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct
+    torch.manual_seed(1)
+    other = MODELS["mlp"](10, (1, 8, 8)).eval()
+    assert evaluate(other, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct < right
+    wrong = (labels + 1) % 10
+    assert evaluate(model, x, wrong, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct < right
+
+
+def test_what_was_judged_before_enters_the_worst_case_and_nothing_is_run_for_it(model: nn.Module, tmp_path: Path) -> None:
+    test, threat = digits().test.take(slice(40)), Threat(0.06, 0.01)
+    measure(model, test, threat, ["cw30"], keep=tmp_path)
+    measure(model, test, threat, ["pgd20_restarts"], keep=tmp_path, seed=1)  # of another seed: not alike
+    seen: list[str] = []
+    found = measure(model, test, threat, ["natural", "pgd20"], keep=tmp_path, extend=True, watch=lambda *told: seen.append(told[0]))
+    assert set(found) == {"natural", "pgd20", "cw30", WORST}
+    assert "pgd20_restarts" not in found[WORST].attack["about"]
 
 
 class Linear(nn.Module):
@@ -221,6 +246,8 @@ def test_an_attack_that_looks_at_the_first_images_only(monkeypatch: pytest.Monke
     test = Split(X, Truth(torch.arange(12) % 3, 3))
     found = measure(Linear(3), test, Threat(0.1, 0.02), ["natural", "cw30"])
     assert (found["natural"].images, found["cw30"].images, found[WORST].images) == (12, 5, 5)
+    first = measure(Linear(3), test.take(slice(5)), Threat(0.1, 0.02), ["natural", "cw30"])
+    assert found[WORST].correct == first[WORST].correct
 
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/result.schema.json").read_text())

@@ -114,6 +114,8 @@ class WeakData:
     def to(self, device: torch.device, room: int | None = None) -> "WeakData":
         """Return the same data on a device; images over `room` bytes (by default half of what is free there) stay in pinned memory of the host."""
         transition = None if self.transition is None else self.transition.to(device)
+        if self.x.device == device:
+            room = self.x.nbytes  # it lies there already
         if room is None:
             room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else self.x.nbytes
         x = self.x.to(device) if self.x.nbytes <= room or device.type != "cuda" else self.x.cpu().pin_memory()

@@ -145,7 +145,10 @@ class Predict:
         if self.out is None:
             print(text, end="")
             return
-        write_whole(self.out, text.encode())
+        try:
+            write_whole(self.out, text.encode())
+        except OSError as error:
+            raise AtclError(f"{self.out} cannot be written: {error.strerror}") from None
         console.print(f"{len(found)} predictions lie in {self.out}", highlight=False)
 
 

@@ -11,7 +11,7 @@ from atcl.files import read_json, write_json, write_whole
 from atcl.journal import Record, read
 from atcl.recipes import KINDS, recipe
 from atcl.runs import REPORTED, Run, folder_of
-from atcl.selection import RULES, chosen_epoch
+from atcl.selection import RULES, Rule, chosen_epoch
 from atcl.settings import digest, from_data
 
 HEADINGS = {
@@ -71,18 +71,14 @@ def by_rule(experiment: Experiment, results: Path) -> str:
     """Return a Markdown table of what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
     titles = " | ".join(f"{title}: PGD20 | lost to test_pgd20 | epochs" for title, _ in experiment.rows)
     lines = [f"| rule | {titles} |", f"|---|{'---|' * 3 * len(experiment.rows)}"]
+    stages = {name: _last_stages(experiment, results, name) for _, name in experiment.rows}
     for name, rule in RULES.items():
         cells = []
         for _, run in experiment.rows:
-            paths = [result_path(results, run, seed).with_name("journal.jsonl") for seed in experiment.seeds]
-            stages = [_last_stage(path) for path in paths if path.exists()]
             grown = recipe(run).stages[-1].grown
-            epochs = [
-                chosen_epoch(rule, {one["epoch"]: one[rule.key] for one in stage if rule.considers(grown(one["epoch"]))}) if rule else len(stage)
-                for stage in stages
-            ]
-            picked = [stage[epoch - 1]["test_pgd20"] for stage, epoch in zip(stages, epochs, strict=True)]
-            lost = [max(one["test_pgd20"] for one in stage) - value for stage, value in zip(stages, picked, strict=True)]
+            epochs = [_picked(rule, stage, grown) for stage in stages[run]]
+            picked = [stage[epoch]["test_pgd20"] for stage, epoch in zip(stages[run], epochs, strict=True)]
+            lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(stages[run], picked, strict=True)]
             cells += [_cell(picked), _cell(lost), ", ".join(map(str, epochs))]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -111,9 +107,16 @@ def _results(experiment: Experiment, results: Path, name: str) -> list[dict[str,
     return found
 
 
-def _last_stage(path: Path) -> list[Record]:
-    records = read(path)
-    return [record for record in records if record["stage"] == records[-1]["stage"]]
+def _last_stages(experiment: Experiment, results: Path, name: str) -> list[dict[int, Record]]:
+    """Return, for each seed that was run, the records of the last stage by epoch."""
+    _results(experiment, results, name)
+    journals = [read(result_path(results, name, seed).with_name("journal.jsonl")) for seed in experiment.seeds]
+    return [{one["epoch"]: one for one in records if one["stage"] == records[-1]["stage"]} for records in journals if records]
+
+
+def _picked(rule: Rule | None, stage: dict[int, Record], grown: Callable[[int], bool]) -> int:
+    competing = {epoch: one[rule.key] for epoch, one in stage.items() if rule.considers(grown(epoch))} if rule else {}
+    return chosen_epoch(rule, competing) if rule and competing else max(stage)
 
 
 def _marked(metrics: list[dict[str, Any]]) -> str:

@@ -60,6 +60,12 @@ def unbiased(loss: Tensor, held: WeakData) -> Tensor:
     return loss.masked_fill(ruled_out, 0).sum(1) - surplus
 
 
+def check_invertible(held: WeakData) -> None:
+    """Refuse a transition matrix that mixes the classes up for good: no estimate could tell them apart."""
+    if held.transition is not None and held.single and int(torch.linalg.matrix_rank(held.transition)) < held.classes:
+        raise AtclError("the transition matrix has no inverse, so held-out labels cannot tell how good a model is: set selection last and holdout 0")
+
+
 SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside, "scel": scel, "ure": ure, "accuracy": accuracy}
 
 

@@ -18,10 +18,10 @@ from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.errors import AtclError, pick
 from atcl.files import clear_parts, read_json, sole_writer, write_json, write_whole
-from atcl.heldout import judge
+from atcl.heldout import check_invertible, judge
 from atcl.labels import Given, weaken
 from atcl.recipes import OWN, Recipe, recipe
-from atcl.runs import REPORTED, Build, Problem, Run, folder_of, judged, name_of
+from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
@@ -61,7 +61,7 @@ def train(
         problem = _problem(wanted, seed, data_dir)
     else:
         wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
-    if wanted.holdout:
+    if wanted.holdout and problem.held is None:
         problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
     if build is not None:
         wanted = replace(wanted, model=getattr(build, "__name__", OWN))
@@ -71,6 +71,8 @@ def train(
         )
     if problem.held is None and "held" in wanted.needs:
         raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1")
+    if problem.held is not None:
+        check_invertible(problem.held)
     folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
     watcher = watcher or Watcher()
@@ -117,12 +119,14 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
 
 def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> Problem:
     """Return the problem with a transition matrix estimated from its weak labels, which a resumed run finds in its folder."""
-    path = run.folder / "transition.json"
-    if not path.exists():
+    path, made = run.folder / "transition.json", {"seed": run.seed, "recipe": digest(run.recipe), **problem.fingerprints()}
+    kept = read_json(path) if path.exists() else {}
+    if kept.get("made") != made:  # of a start that was given up for another
         watcher.say("estimating the transition matrix from the complementary labels")
         found = estimated_transition(problem.train, lambda: run.fresh_model(build), seed=derive(run.seed, "transition"))
-        write_json(path, found.tolist())
-    transition = torch.tensor(read_json(path), device=problem.train.device)
+        kept = {"made": made, "matrix": found.tolist()}
+        write_json(path, kept)
+    transition = torch.tensor(kept["matrix"], device=problem.train.device)
     held = None if problem.held is None else replace(problem.held, transition=transition)
     return replace(problem, train=replace(problem.train, transition=transition), held=held)
 
@@ -249,14 +253,16 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
     metrics["chosen"] = _measured(run, problem, model, run.folder / "evaluation")
     weights = checkpoints.packed(model.state_dict())
     write_whole(run.folder / "model.safetensors", weights)
-    records = run.journal
+    records, told = run.journal, read_json(run.folder / "recipe.json")
+    rule = "last" if best.rule and not best.weights else run.recipe.selection  # no epoch competed
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
-        "selection": {"rule": run.recipe.selection, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
+        "selection": {"rule": rule, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
         "metrics": metrics["chosen"], "flags": None, "published": None,
         "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
         "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
-        "data": problem.fingerprints(), "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},
+        "data": {name: told[name] for name in ("data", "held", "test")},
+        "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},
         "training_seconds": sum(record["seconds"] for record in records),
         "environment": environment(problem.train.device), "recipe": to_data(run.recipe),
     }  # fmt: skip
@@ -266,5 +272,4 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
 def _measured(run: Run, problem: Problem, model: Module, keep: Path | None = None) -> dict[str, dict[str, Any]]:
     if problem.test is None:
         return {}
-    key = judged(model, problem.test) if keep else None
-    return {name: asdict(one) for name, one in measure(model, problem.test, run.recipe.threat, REPORTED, keep=keep, key=key).items()}
+    return {name: asdict(one) for name, one in measure(model, problem.test, run.recipe.threat, REPORTED, keep=keep).items()}

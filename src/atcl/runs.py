@@ -1,19 +1,19 @@
 """A run and its folder: what it trains on, where it lies, its chosen model and its result."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 from torch.nn import Module
 
 from atcl import checkpoints, journal
 from atcl.batches import WeakData
+from atcl.books import digest_of, fingerprint_of
 from atcl.data import DATASETS
-from atcl.environment import environment, precision, resolve
+from atcl.environment import precision, resolve
 from atcl.errors import AtclError, pick
 from atcl.files import read_json, sole_writer, write_json
 from atcl.masking import suspicions
@@ -132,34 +132,30 @@ class Run:
         build: Build | None = None, data_dir: Path | None = None, checks: bool = True, strict_fp32: bool = False, watch: Watch | None = None,
     ) -> dict[str, Measurement]:  # fmt: skip
         """Measure the chosen model; numbers of the recipe's own test set are kept in `result.json`, those of a `test` you bring are not."""
-        told, model = self.result, self.model(device, build)
+        model = self.model(device, build)
+        _ = self.result  # there is none before training has ended
         with precision(strict_fp32):
             if test is not None:
                 found = measure(model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch)
-                return flagged(found, suspicions(model, test.x, test.truth.labels, self.recipe.threat)) if checks else found
+                return flagged(found, [flag.name for flag in suspicions(model, test.x, test.truth.labels, self.recipe.threat)]) if checks else found
             if self.recipe.dataset == OWN:
                 raise AtclError("this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)")
             with sole_writer(self.folder):
+                told = self.result
                 official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
                 if fingerprint_of(official) != _get(read_json(self.folder / "recipe.json"), "test"):
                     raise AtclError("this test set is not the one that the run was made with: give its folder with --data-dir")
-                keep, wanted = self.folder / "evaluation", dict.fromkeys([*attacks, *self._kept(told, seed, batch_size)])
                 measured = measure(
-                    model, official, self.recipe.threat, list(wanted), seed=seed, batch_size=batch_size, keep=keep, key=judged(model, official),
+                    model, official, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, keep=self.folder / "evaluation", extend=True,
                     watch=watch,
                 )  # fmt: skip
                 if checks:
-                    flags = suspicions(model, official.x, official.truth.labels, self.recipe.threat)
-                    measured, told["flags"] = flagged(measured, flags), [asdict(flag) for flag in flags]
+                    told["flags"] = [asdict(flag) for flag in suspicions(model, official.x, official.truth.labels, self.recipe.threat)]
+                if told["flags"] is not None:  # signs that were found once stay, whoever measures next without looking
+                    measured = flagged(measured, [flag["name"] for flag in told["flags"]])
                 told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
                 write_json(self.folder / "result.json", told)
         return {name: one for name, one in measured.items() if name in (*attacks, WORST)}
-
-    def _kept(self, told: dict[str, Any], seed: int, batch_size: int) -> list[str]:
-        """Return the attacks whose verdicts lie in the folder, for the worst case over everything run."""
-        asked = {"seed": seed, "batch_size": batch_size}
-        alike = [name for name, one in told["metrics"].items() if asked.items() <= one.items()]
-        return [name for name in alike if (self.folder / "evaluation" / f"{name}.jsonl").exists()]
 
     def claim(self, problem: Problem) -> None:
         """Write `recipe.json`, or refuse a folder that holds another recipe, seed or dataset."""
@@ -181,30 +177,8 @@ class Run:
             raise AtclError(f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder")
 
 
-def fingerprint_of(split: Split) -> str:
-    """Return a digest of images and truth."""
-    return _digest([split.x, split.truth.labels])
-
-
-def judged(model: Module, test: Split) -> dict[str, Any]:
-    """Return what verdicts depend on beside the attack: weights, images, the machine and its precision."""
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    told = environment(device)
-    return {
-        "model": _digest([*model.state_dict().values()]), "test": fingerprint_of(test),
-        "machine": {name: told[name] for name in ("torch", "device", "precision")},
-    }  # fmt: skip
-
-
 def _weak_digest(data: WeakData) -> str:
-    return _digest([data.x, data.candidates, *([] if data.transition is None else [data.transition])])
-
-
-def _digest(tensors: Sequence[Tensor]) -> str:
-    summary = hashlib.sha256()
-    for tensor in tensors:
-        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return summary.hexdigest()[:16]
+    return digest_of([data.x, data.candidates, *([] if data.transition is None else [data.transition])])
 
 
 def _get(told: Any, key: str) -> Any:

@@ -68,4 +68,5 @@ def with_sole_candidate(data: WeakData, guess: Tensor) -> WeakData:
     """Return the data with `guess` (n,) as the sole candidate of each image."""
     if len(guess) != len(data):
         raise AtclError(f"there are {len(data)} images but {len(guess)} guesses")
-    return replace(data, candidates=F.one_hot(guess, data.classes).bool())
+    # the matrix tells of complementary labels, not of guesses
+    return replace(data, candidates=F.one_hot(guess, data.classes).bool(), transition=None)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.batches import WeakData, as_float
+from atcl.batches import WeakData
 from atcl.errors import AtclError
 from atcl.losses import uniform_transition
 from atcl.objectives import MinMax
@@ -31,7 +31,7 @@ def estimated_transition(
     if len(data) < 2 or refinements < 0:
         raise AtclError(f"an estimate needs at least 2 images and 0 refinements (images {len(data)}, refinements {refinements})")
     uniform = torch.full((data.classes, data.classes), 1 / data.classes) if noisy else uniform_transition(data.classes)
-    uniform = uniform.to(data.x.device)
+    uniform = uniform.to(data.device)
     transition = _evident(soft_counts(crossed(replace(data, transition=None), build, stage, derive(seed, 0)), data.candidates, uniform), uniform)
     corrected = replace(stage, objective=MinMax("forward"))
     for number in range(1, refinements + 1):
@@ -42,18 +42,18 @@ def estimated_transition(
 
 def crossed(data: WeakData, build: Callable[[], Module], stage: Stage, seed: int) -> Tensor:
     """Return (n, K): for each image, the prediction of a model that was trained on the half without it."""
-    halves = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).to(data.x.device).chunk(2)
-    predicted = torch.empty(data.candidates.shape, device=data.x.device)
+    halves = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).to(data.device).chunk(2)
+    predicted = torch.empty(data.candidates.shape, device=data.device)
     for number, (seen, unseen) in enumerate((halves, halves[::-1])):
         own = derive(seed, "half", number)
-        part = replace(data, x=data.x[seen], candidates=data.candidates[seen])
+        part = data.take(seen)
         with forked_rng():
             torch.manual_seed(own)
             learner = Learner(build(), part, stage)
         fit(learner, part, stage, seed=own)
         model = learner.refresh()
         with torch.no_grad():
-            predicted[unseen] = torch.cat([model(as_float(x)).softmax(1) for x in data.x[unseen].split(CHUNK)])
+            predicted[unseen] = torch.cat([model(x).softmax(1) for x in data.take(unseen).in_order(CHUNK)])
     return predicted
 
 

@@ -6,19 +6,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl import journal
 from atcl.acceleration import replayed
 from atcl.attacks import Threat, evaluating
 from atcl.batches import as_float, checked_images
+from atcl.books import Book, judged, machine, path_of
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack
-from atcl.files import write_whole
-from atcl.masking import Flag, suspicions
+from atcl.masking import suspicions
 from atcl.seeds import forked_rng
 from atcl.truth import Split, Truth
 
@@ -39,44 +37,8 @@ class Measurement:
     seconds: float
     attack: dict[str, Any]  # what was run, and within which threat
     after: dict[str, float] = field(default_factory=dict)  # accuracy after each pass, where there are several
+    machine: dict[str, Any] = field(default_factory=dict)  # device, precision, version of PyTorch
     flags: tuple[str, ...] | None = None  # names of the signs of false robustness that were found; None: nobody looked
-
-
-class Book:
-    """The verdicts of one attack: whether each image of each batch was still right after each pass."""
-
-    def __init__(self, path: Path | None = None, key: Mapping[str, Any] | None = None) -> None:
-        self.path = path
-        self.lines: dict[tuple[str, int], journal.Record] = {}
-        if path is None:
-            return
-        header, *lines = journal.read(path) or [{}]
-        if header == dict(key or {}):
-            self.lines = {(line["pass"], line["batch"]): line for line in lines}
-        kept = [dict(key or {}), *self.lines.values()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, journal.packed(kept))  # without a last line that was cut off
-
-    def verdict(self, name: str, number: int, images: int) -> Tensor | None:
-        """Return (n,) bool, or None where this batch is not judged yet."""
-        line = self.lines.get((name, number))
-        if line is None or line["images"] != images:
-            return None
-        bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["right"]), np.uint8), count=images)
-        return torch.from_numpy(bits.astype(bool))
-
-    def put(self, name: str, number: int, right: Tensor, seconds: float) -> None:
-        """Keep a batch's verdict."""
-        bits = np.packbits(right.cpu().numpy()).tobytes().hex()
-        line = {"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds}
-        if self.path is not None:
-            journal.append(self.path, line)
-        self.lines[name, number] = line
-
-    @property
-    def seconds(self) -> float:
-        """How long the verdicts took, however often it was stopped."""
-        return float(sum(line["seconds"] for line in self.lines.values()))
 
 
 def evaluate(
@@ -95,48 +57,51 @@ def evaluate(
         raise AtclError(f"the model returns {tuple(logits.shape)} for one image, not logits of shape (1, classes)")
     labels = torch.as_tensor(y)
     test = Split(images, Truth(labels if labels.is_floating_point() else labels.long(), logits.shape[1]))
-    key = {"images": len(test)} if keep else None
-    threat = Threat(epsilon, step_size or max(epsilon, 1e-6) / 8, norm)
-    found = measure(model, test, threat, attacks, seed=seed, batch_size=batch_size, keep=keep, key=key, watch=watch)
-    return flagged(found, suspicions(model, test.x, test.truth.labels, threat, seed=seed)) if checks else found
+    threat = Threat(epsilon, max(epsilon, 1e-6) / 8 if step_size is None else step_size, norm)
+    found = measure(model, test, threat, attacks, seed=seed, batch_size=batch_size, keep=keep, watch=watch)
+    return flagged(found, [flag.name for flag in suspicions(model, test.x, test.truth.labels, threat, seed=seed)]) if checks else found
 
 
-def flagged(found: Mapping[str, Measurement], flags: Sequence[Flag]) -> dict[str, Measurement]:
+def flagged(found: Mapping[str, Measurement], flags: Sequence[str]) -> dict[str, Measurement]:
     """Return the measurements, those under attack with the names of the flags."""
-    return {name: one if name == "natural" else replace(one, flags=tuple(flag.name for flag in flags)) for name, one in found.items()}
+    return {name: one if name == "natural" else replace(one, flags=tuple(flags)) for name, one in found.items()}
 
 
 def measure(
     model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int = 500, keep: Path | None = None,
-    key: Mapping[str, Any] | None = None, watch: Watch | None = None,
+    extend: bool = False, watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
     """Measure the accuracy of a model under each attack and, where there are several, under the worst of them for each image.
 
-    With `keep`, a folder, every finished batch is kept there under the `key` that tells what was judged, and the same call goes on after it.
+    With `keep`, a folder, every finished batch is kept there, and the same call goes on after it. `extend` adds the attacks whose verdicts on
+    the same model, images and settings lie there already, all of them: nothing is run for them.
     """
     _check(test, attacks, seed, batch_size)
-    chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys(attacks)}
+    place = judged(model, test) if keep else {}
+    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": batch_size, **place} for name in ATTACKS}
+    known = [name for name in ATTACKS if keep and extend and path_of(keep, headers[name]).exists() and Book(keep, headers[name]).closed]
+    chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
         attack.check(test.truth.classes)
-    found, standing = {}, torch.ones(len(test), dtype=torch.bool)
+    found, standing, where = {}, torch.ones(len(test), dtype=torch.bool), machine(model)
     for name, attack in chosen.items():
-        asked = {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": batch_size, **(key or {})}
-        book = Book(keep / f"{name}.jsonl" if keep else None, asked)
         part = test if attack.first is None or attack.first >= len(test) else test.take(slice(attack.first))
-        found[name], right = withstood(model, part, threat, name, attack, seed, batch_size, book, watch)
+        book = Book(keep, headers[name])
+        right, after = withstood(model, part, threat, name, attack, seed, batch_size, book, watch)
         standing[: len(part)] &= right
+        told = {"about": attack.about, **asdict(threat)}
+        found[name] = _measured(right, seed, batch_size, book.seconds, told, after if len(after) > 1 else {}, where)
     if len(chosen) > 1:
         images = min(one.images for one in found.values())
         told = {"about": f"for each image the worst of {', '.join(chosen)}", **asdict(threat)}
-        seconds = sum(one.seconds for one in found.values())
-        found[WORST] = _measured(standing[:images], seed, batch_size, seconds, told)
+        found[WORST] = _measured(standing[:images], seed, batch_size, sum(one.seconds for one in found.values()), told, {}, where)
     return found
 
 
 def withstood(
-    model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, book: Book, watch: Watch | None
-) -> tuple[Measurement, Tensor]:
-    """Return the accuracy after all passes, and (n,) bool: which images stand."""
+    model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, book: Book, watch: Watch | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
     with evaluating(model), forked_rng(), replayed(model, batch_size) as quick:  # AutoAttack draws from the global generator
@@ -147,14 +112,18 @@ def withstood(
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
-                    right = _right(model, run(quick, x, labels, threat, seed, number), labels).cpu()
+                    adv = run(quick, x, labels, threat, seed, number)
+                    right = _right(model, adv, labels)
+                    if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
+                        right &= _right(quick, adv, labels)
+                    right = right.cpu()
                     book.put(step, number, right, time.perf_counter() - began)
                 standing[part] = right
                 if watch:
                     watch(name, step, min((number + 1) * batch_size, len(index)), len(index))
             after[step] = 100 * int(standing.sum()) / len(test)
-    told = {"about": attack.about, **asdict(threat)}
-    return _measured(standing, seed, batch_size, book.seconds, told, after if len(after) > 1 else {}), standing
+    book.close()
+    return standing, after
 
 
 @torch.no_grad()
@@ -168,9 +137,11 @@ def _right(model: Module, x: Tensor, labels: Tensor) -> Tensor:
     return right
 
 
-def _measured(right: Tensor, seed: int, batch_size: int, seconds: float, told: dict[str, Any], after: dict[str, float] | None = None) -> Measurement:
+def _measured(
+    right: Tensor, seed: int, batch_size: int, seconds: float, told: dict[str, Any], after: dict[str, float], where: dict[str, Any]
+) -> Measurement:
     correct = int(right.sum())
-    return Measurement(100 * correct / len(right), correct, len(right), seed, batch_size, seconds, told, after or {})
+    return Measurement(100 * correct / len(right), correct, len(right), seed, batch_size, seconds, told, after, where)
 
 
 def _check(test: Split, attacks: Sequence[str], seed: int, batch_size: int) -> None:

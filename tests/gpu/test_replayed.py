@@ -81,4 +81,20 @@ def test_parameters_are_left_as_they_were_and_numbers_agree() -> None:
     found = evaluate(net, x, y, epsilon=0.1, batch_size=128)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in net.parameters())
     plain = evaluate(net.cpu(), x, y, epsilon=0.1, batch_size=128)
-    assert abs(found["natural"].correct - plain["natural"].correct) <= 1
+    for name, one in plain.items():
+        assert abs(found[name].correct - one.correct) <= 3, name
+
+
+def test_a_model_whose_rows_look_at_each_other_is_asked_itself() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x - x.mean(0, keepdim=True))
+            return out
+
+    net = Mixing()
+    x = torch.rand(20, 1, 28, 28, device="cuda")
+    torch.testing.assert_close(Replayed(net, 64)(x), net(x))

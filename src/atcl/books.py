@@ -1,0 +1,100 @@
+"""Verdicts on the disk: what was judged, and of every finished batch which images were still right."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from atcl import journal
+from atcl.environment import __version__, environment
+from atcl.files import write_whole
+from atcl.truth import Split
+
+END = "end"  # the pass that says that there is none left
+
+
+class Book:
+    """The verdicts of one attack: whether each image of each batch was still right after each pass."""
+
+    def __init__(self, folder: Path | None, header: Mapping[str, Any]) -> None:
+        self.path = None if folder is None else path_of(folder, header)
+        self.lines: dict[tuple[str, int], journal.Record] = {}
+        if self.path is None:
+            return
+        _, *lines = journal.read(self.path) or [{}]
+        self.lines = {(line["pass"], line["batch"]): line for line in lines}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, journal.packed([dict(header), *self.lines.values()]))  # without a last line that was cut off
+
+    def verdict(self, name: str, number: int, images: int) -> Tensor | None:
+        """Return (n,) bool, or None where this batch is not judged yet."""
+        line = self.lines.get((name, number))
+        if line is None or line["images"] != images:
+            return None
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["right"]), np.uint8), count=images)
+        return torch.from_numpy(bits.astype(bool))
+
+    def put(self, name: str, number: int, right: Tensor, seconds: float) -> None:
+        """Keep a batch's verdict."""
+        bits = np.packbits(right.cpu().numpy()).tobytes().hex()
+        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds})
+
+    def close(self) -> None:
+        """Say that nothing is left to judge."""
+        if (END, 0) not in self.lines:
+            self._append({"pass": END, "batch": 0, "images": 0, "right": "", "seconds": 0.0})
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is left to judge."""
+        return (END, 0) in self.lines
+
+    @property
+    def seconds(self) -> float:
+        """How long the verdicts took, however often it was stopped."""
+        return float(sum(line["seconds"] for line in self.lines.values()))
+
+    def _append(self, line: journal.Record) -> None:
+        if self.path is not None:
+            journal.append(self.path, line)
+        self.lines[line["pass"], line["batch"]] = line
+
+
+def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
+    """Return where the verdicts under a header lie: each header has a file of its own, so that none is overwritten by another."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:8]
+    return folder / f"{header['attack']}-{digest}.jsonl"
+
+
+def judged(model: Module, test: Split) -> dict[str, Any]:
+    """Return what verdicts depend on beside the attack: weights, images with their truth, the machine, the versions."""
+    return {
+        "model": digest_of([*model.state_dict().values()]), "test": fingerprint_of(test), "machine": machine(model),
+        "versions": {"atcl": __version__, "pyautoattack": version("pyautoattack")},
+    }  # fmt: skip
+
+
+def machine(model: Module) -> dict[str, Any]:
+    """Return the device that a model is judged on, its precision and PyTorch's version."""
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return {name: value for name, value in environment(device).items() if name in ("torch", "device", "precision")}
+
+
+def fingerprint_of(split: Split) -> str:
+    """Return a digest of images and truth."""
+    return digest_of([split.x, split.truth.labels])
+
+
+def digest_of(tensors: Sequence[Tensor]) -> str:
+    """Return sixteen hexadecimal digits that name the tensors' values."""
+    summary = hashlib.sha256()
+    for tensor in tensors:
+        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return summary.hexdigest()[:16]
