@@ -98,8 +98,14 @@ def test_names_beyond_ascii_are_kept(images: Path) -> None:
 
 
 def test_paths_may_be_texts(images: Path) -> None:
-    read(images, "file,not\na.png,cat\n")
-    assert len(read_folder(str(images), str(images.parent / "labels.csv"), SHAPE, CLASSES).data) == 1
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog|horse\n")
+    assert len(read_folder(str(images), str(images.parent / "labels.csv"), SHAPE, CLASSES).data) == 2
+
+
+def test_a_class_that_no_picture_is_said_not_to_be_is_refused(images: Path) -> None:
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog\n")
+    with pytest.raises(AtclError, match="no picture is said not to be 'horse'"):
+        read_folder(images, images.parent / "labels.csv", SHAPE, CLASSES)
 
 
 def test_all_problems_are_told_at_once(images: Path) -> None:
@@ -227,7 +233,7 @@ def test_classes_that_are_none_give_one_line(classes: tuple[str, ...], message: 
 
 
 def test_a_shape_that_pictures_do_not_have_is_refused(images: Path) -> None:
-    read(images, "file,not\na.png,cat\n")
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\n")
     with pytest.raises(AtclError, match="colour; not as"):
         read_folder(images, images.parent / "labels.csv", (2, 8, 8), CLASSES)
 

@@ -74,7 +74,7 @@ def test_the_estimated_accuracy_is_the_true_one_up_to_chance(model: nn.Module, l
     found = judge(model, weaken(split, labels, seed=1), THREAT)["accuracy_natural"]
     (true,) = measure(model, split, THREAT, ["natural"]).values()
     assert 30 < true.accuracy < 99.9
-    assert abs(100 * found.mean - true.accuracy) <= 4 * 100 * found.error * (labels != Ordinary()) + 1e-9
+    assert abs(100 * found.mean - true.accuracy) <= 4 * 100 * (found.error or 0) * (labels != Ordinary()) + 1e-9
     assert found.images == 3000
 
 
@@ -86,6 +86,18 @@ def test_an_attack_of_radius_zero_changes_no_score(model: nn.Module) -> None:
     assert found["robust"] == found["accuracy_natural"]
 
 
+def test_no_miss_among_a_few_images_is_no_certainty_and_one_image_no_error() -> None:
+    class Right(tiny.TinyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 0 + 9 * F.one_hot(x.mean((1, 3)).argmax(1), tiny.CLASSES)
+
+    few = judge(Right().eval(), weaken(tiny.split(30), Complementary(), 0), Threat(0.0, 0.05))
+    assert few["accuracy_natural"].mean == 1
+    assert 0.05 < (few["accuracy_natural"].error or 0) < 0.3
+    one = judge(Right().eval(), weaken(tiny.split(1), Complementary(), 0), Threat(0.0, 0.05))
+    assert one["scel_natural"].error is None
+
+
 def test_a_model_that_always_says_the_same_withstands_but_is_not_robust() -> None:
     class Stubborn(tiny.TinyNet):
         def forward(self, x: Tensor) -> Tensor:
@@ -93,7 +105,7 @@ def test_a_model_that_always_says_the_same_withstands_but_is_not_robust() -> Non
 
     found = judge(Stubborn().eval(), weaken(tiny.split(2000, seed=9), Complementary(), 0), Threat(0.1, 0.05))
     assert found["withstands"].mean == pytest.approx(0.8, abs=0.05)
-    assert found["robust"].mean == pytest.approx(0.2, abs=4 * found["robust"].error)
+    assert found["robust"].mean == pytest.approx(0.2, abs=4 * (found["robust"].error or 0))
 
 
 def test_a_stronger_attack_lowers_what_withstands(model: nn.Module) -> None:

@@ -34,7 +34,8 @@ DEFAULT = "digits/warmup-pla"
 
 @dataclass(frozen=True)
 class Train:
-    """Train by a recipe, or go on with a run that was stopped. Any setting that `atcl show RECIPE` prints can be changed: --stages.0.epochs 3"""
+    """Train by a recipe, or go on with a run that was stopped. Any setting that `atcl show RECIPE` prints can be changed: --stages.0.epochs 3,
+    --selection last, --holdout 0.1, --shape 3 64 64"""
 
     recipe: Annotated[str, tyro.conf.Positional] = DEFAULT
     """dataset/method, from `atcl list recipes`"""
@@ -54,8 +55,10 @@ class Train:
     """names of the classes; by default those that the CSV file rules out"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        own = self.images is not None or self.labels is not None or self.recipe.startswith(f"{OWN}/")
+        own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
         wanted = _wanted(self.recipe, overrides, "train", own)
+        if own and wanted.dataset != OWN:
+            raise AtclError(f"--images gives the data: leave out --dataset {wanted.dataset}")
         problem = self._problem(console, wanted.shape) if own else None
         name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
         out = self.out or Path("runs", *folder_of(name, wanted), f"seed-{self.seed}")
@@ -113,7 +116,7 @@ class Evaluate:
             print(json.dumps(found, indent=2))
             return
         console.print(caption(done.result), highlight=False)
-        console.print(metrics_table(found, [*self.attacks, WORST]))
+        console.print(metrics_table(found, list(dict.fromkeys([*self.attacks, WORST]))))
         for flag in [] if test else done.result["flags"] or []:
             console.print(f"{flag['name']}: {flag['says']} (docs/masking.md)", highlight=False, soft_wrap=True)
         console.print("measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False)
@@ -128,7 +131,7 @@ class Predict:
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """pictures, and folders of pictures"""
     json: bool = False
-    """a list of objects instead of CSV"""
+    """a list of objects instead of CSV; so does a file --out that ends in .json"""
     out: Path | None = None
     """write there instead of to the terminal"""
     attack: bool = True
@@ -140,8 +143,10 @@ class Predict:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         done = open_run(self.run_folder)
+        if self.out is not None and (self.out.is_dir() or not self.out.parent.is_dir()):
+            raise AtclError(f"{self.out} cannot be written: {'it is a folder' if self.out.is_dir() else f'{self.out.parent} is no folder'}")
         found = predict(done, self.images, attack=self.attack, device=self.device, seed=self.seed, batch_size=self.batch_size)
-        text = as_json(found) if self.json else as_csv(found)
+        text = as_json(found) if self.json or (self.out and self.out.suffix == ".json") else as_csv(found)
         if self.out is None:
             print(text, end="")
             return
@@ -167,6 +172,10 @@ class Export:
         pick(EXPORTS, self.format, "format")
         done = open_run(self.run_folder)
         path = self.out or done.folder / f"exported.{self.format}"
+        if path.suffix[1:] in EXPORTS and path.suffix[1:] != self.format:
+            raise AtclError(f"{path} would hold {self.format}: give --format {path.suffix[1:]}, or another name")
+        if path.parent.resolve() == done.folder.resolve() and path.name in ("model.safetensors", "recipe.json", "result.json", "journal.jsonl"):
+            raise AtclError(f"{path} is the run's own: choose another name")
         made = export(done.model(), done.shape, done.class_names, path, self.format, kind=done.recipe.model)
         shape = ", ".join(map(str, done.shape))
         console.print(f"takes floats in [0, 1] of shape (n, {shape}), returns {done.classes} logits for each image", highlight=False)
@@ -191,9 +200,11 @@ class Show:
 
     recipe: Annotated[str, tyro.conf.Positional] = DEFAULT
     """dataset/method, from `atcl list recipes`"""
+    own: bool = False
+    """as it is used on pictures of your own (train --images)"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        wanted = _wanted(self.recipe, overrides, "show")
+        wanted = _wanted(self.recipe, overrides, "show", self.own)
         print("\n".join(_lines(wanted)))
         for number, stage in enumerate(wanted.stages, 1):
             console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)

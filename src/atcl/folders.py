@@ -67,6 +67,12 @@ def read_folder(images: Path | str, labels: Path | str, shape: Shape, classes: S
     """Read pictures and the classes that the column `not` rules out; without `classes` they are all names in that column, sorted."""
     table = read_table(Path(images), Path(labels), shape, NOT, classes)
     candidates = rule_out(len(table.files), len(table.names), table.marked)
+    never = [name for name, ruled_out in zip(table.names, (~candidates).any(0).tolist(), strict=True) if not ruled_out]
+    if never:
+        raise AtclError(
+            f"{labels}: no picture is said not to be {never[0]!r}, so a model that always answers {never[0]!r} would contradict nothing: "
+            "rule it out for some pictures, or leave it out of the classes"
+        )
     return FolderData(WeakData(table.x, candidates), table.names, table.files)
 
 

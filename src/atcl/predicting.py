@@ -37,6 +37,8 @@ def predict(
     """Return a prediction for each picture, and for each picture in each folder, that is named."""
     if batch_size < 1 or not 0 <= seed < 2**63:
         raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
+    if not images:
+        raise AtclError("name at least one picture, or a folder of pictures")
     files = find_pictures(images)
     x, wrong = read_pictures(files, run.shape)
     if wrong:

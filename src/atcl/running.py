@@ -70,7 +70,7 @@ def train(
             "this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last, or to a rule on held-out labels"
         )
     if problem.held is None and "held" in wanted.needs:
-        raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1")
+        raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
     if problem.held is not None:
         check_invertible(problem.held)
     folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
