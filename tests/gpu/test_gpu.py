@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from atcl.heldout import judge
 from atcl.labels import Ordinary
 from atcl.running import Watcher, train
+from atcl.schedules import Constant
 from atcl.supervision import relabel
-from atcl.training import Learner, Step, fit
+from atcl.training import Adam, Learner, Stage, Step, fit
+from atcl.transitions import estimated_transition
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -93,5 +96,7 @@ def test_images_too_many_for_the_gpu_wait_in_pinned_memory_and_train_the_same(na
         learner = Learner(tiny.TinyNet(), data, first)
         fit(learner, data, first, seed=0)
         assert relabel(data, learner.model).candidates.is_cuda
+        assert judge(learner.model, data, recipe.threat)["robust"].images == len(data)
+        assert estimated_transition(data, tiny.TinyNet, seed=0, stage=Stage(1, 8, Adam(), Constant(1e-3))).is_cuda
         weights.append(torch.cat([parameter.flatten() for parameter in learner.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
