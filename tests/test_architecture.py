@@ -14,7 +14,7 @@ BLIND = (
 )  # fmt: skip
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "running", "predicting",
-    "experiments", "console", "commands", "cli",
+    "experiments", "listing", "console", "commands", "cli",
 }  # fmt: skip
 
 

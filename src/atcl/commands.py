@@ -10,22 +10,17 @@ import tyro
 from rich.console import Console
 
 from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
-from atcl.data import DATASETS
 from atcl.errors import AtclError, pick
-from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS, missing, reproduce, with_table
 from atcl.exporting import EXPORTS, export
 from atcl.files import write_whole
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
-from atcl.labels import LABELS
-from atcl.losses import LOSSES
-from atcl.models import MODELS
+from atcl.listing import LISTED
 from atcl.predicting import as_csv, as_json, predict
-from atcl.recipes import OWN, RECIPES, Recipe, on_own_data, recipe
+from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.running import train
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
-from atcl.selection import RULES
 from atcl.settings import overridden
 from atcl.verdicts import WORST
 
@@ -185,13 +180,14 @@ class Export:
 
 @dataclass(frozen=True)
 class List:
-    """List what there is to choose from."""
+    """List what there is to choose from: a name and what it is on each line."""
 
     what: Annotated[Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "experiments"], tyro.conf.Positional]
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        for name in LISTED[self.what]:
-            print(name)
+        width = max(map(len, LISTED[self.what]))
+        for name, about in LISTED[self.what].items():
+            print(f"{name:{width}}  {about}".rstrip())
 
 
 @dataclass(frozen=True)
@@ -260,11 +256,6 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
 }  # fmt: skip
 
-LISTED: dict[str, Sequence[str]] = {
-    "recipes": list(RECIPES), "losses": list(LOSSES), "datasets": list(DATASETS), "models": list(MODELS), "labels": list(LABELS),
-    "attacks": list(ATTACKS), "rules": list(RULES), "exports": list(EXPORTS), "experiments": list(EXPERIMENTS),
-}  # fmt: skip
-
 TAKES_OVERRIDES = (Train, Show)
 
 
@@ -285,6 +276,8 @@ def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
     console.print(caption(done.result), highlight=False, soft_wrap=True)
     if done.result["metrics"]:
         console.print(metrics_table(done.result, attacks))
+        if done.result["flags"] is None:
+            console.print(f"`atcl evaluate {done.folder}` looks for signs of false robustness", highlight=False, soft_wrap=True)
     if done.result.get("held"):
         images = done.result["held"]["robust"]["images"]
         console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)

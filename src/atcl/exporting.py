@@ -36,6 +36,7 @@ class Format:
 
     pack: Callable[[Module, Tensor, Metadata], bytes]  # a model on the CPU in eval mode, some images, what the file says of itself
     unpack: Callable[[bytes, Module], Predict]  # the model stands in where the file holds weights alone
+    about: str
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,9 @@ def _unpack_safetensors(content: bytes, model: Module) -> Predict:
 
 
 EXPORTS: dict[str, Format] = {
-    "onnx": Format(_pack_onnx, _unpack_onnx),
-    "torchscript": Format(_pack_torchscript, _unpack_torchscript),
-    "safetensors": Format(_pack_safetensors, _unpack_safetensors),
+    "onnx": Format(_pack_onnx, _unpack_onnx, "graph and weights, for ONNX Runtime and most others"),
+    "torchscript": Format(_pack_torchscript, _unpack_torchscript, "graph and weights, traced, for PyTorch from Python and C++"),
+    "safetensors": Format(_pack_safetensors, _unpack_safetensors, "weights alone, with what it takes to build the model"),
 }
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from atcl.commands import LISTED
 from atcl.data import DATASETS, RELEASES
 from atcl.errors import AtclError
 from atcl.labels import Given, RandomSets
+from atcl.listing import LISTED
 from atcl.recipes import KINDS, METHODS, OWN, RECIPES, TASKS, recipe
 from atcl.schedules import Constant
 from atcl.settings import digest, from_data, overridden, to_data

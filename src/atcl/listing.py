@@ -1,0 +1,42 @@
+"""What there is to choose from, by name, each with a line that says what it is."""
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from atcl.data import DATASETS, Release, Source
+from atcl.evaluation import ATTACKS
+from atcl.experiments import EXPERIMENTS
+from atcl.exporting import EXPORTS
+from atcl.labels import LABELS
+from atcl.losses import LOSSES
+from atcl.models import MODELS
+from atcl.recipes import METHODS, RECIPES
+from atcl.selection import RULES
+
+
+def told(thing: Any) -> str:
+    """Return the first sentence that a function, a class, or the function inside a partial says of itself."""
+    if isinstance(thing, partial):
+        thing = thing.keywords.get("ordinary", thing.keywords.get("method", thing.func))
+    return (inspect.getdoc(thing) or "").partition("\n")[0].rstrip(".")
+
+
+def _dataset(found: Any) -> str:
+    if isinstance(found, Source):
+        return f"{found.sizes[0]:,} images to train on, {found.sizes[1]:,} to test, {found.classes} classes"
+    return f"a release with labels of people or models, {found.classes} classes" if isinstance(found, Release) else told(found)
+
+
+LISTED: dict[str, Mapping[str, str]] = {
+    "recipes": {name: told(METHODS[name.partition("/")[2]]) for name in RECIPES},
+    "losses": {name: told(loss.of) for name, loss in LOSSES.items()},
+    "datasets": {name: _dataset(found) for name, found in DATASETS.items()},
+    "models": {name: told(build) for name, build in MODELS.items()},
+    "labels": {name: f"{kind.__name__}: {told(kind)}" for name, kind in LABELS.items()},
+    "attacks": {name: attack.about for name, attack in ATTACKS.items()},
+    "rules": {name: rule.about if rule else "no choice: the last epoch" for name, rule in RULES.items()},
+    "exports": {name: format.about for name, format in EXPORTS.items()},
+    "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
+}
