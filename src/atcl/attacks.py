@@ -146,6 +146,11 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 
+def device_of(model: Module, otherwise: torch.device) -> torch.device:
+    """Return where a model lies; one without parameters and buffers lies nowhere, and goes where its images are."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), otherwise)
+
+
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Put every part of the model into eval mode, and put each back as it was found."""

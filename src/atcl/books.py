@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl import journal
-from atcl.environment import __version__, environment
+from atcl.attacks import device_of
+from atcl.environment import __version__, hardware
 from atcl.files import write_whole
 from atcl.truth import Split
 
@@ -83,8 +84,7 @@ def judged(model: Module, test: Split) -> dict[str, Any]:
 
 def machine(model: Module) -> dict[str, Any]:
     """Return the device that a model is judged on, its precision and PyTorch's version."""
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    return {name: value for name, value in environment(device).items() if name in ("torch", "device", "precision")}
+    return hardware(device_of(model, torch.device("cpu")))
 
 
 def fingerprint_of(split: Split) -> str:

@@ -1,7 +1,7 @@
 """What a person sees: live progress, and tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -19,16 +19,13 @@ from atcl.training import Stage
 Place = tuple[int, int]  # stage, epoch
 
 
-class Live(Watcher):
-    """A progress bar on a terminal, a line now and then elsewhere."""
+class Shown:
+    """A progress bar that is drawn on a terminal alone."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
-        self.costs: dict[Place, int] = {}
-        self.seconds = self.paid = 0.0
+    console: Console
+    bar: Progress
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         if self.console.is_terminal:
             self.bar.start()
         return self
@@ -36,6 +33,16 @@ class Live(Watcher):
     def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.bar.stop()
+
+
+class Live(Shown, Watcher):
+    """A progress bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
+        self.costs: dict[Place, int] = {}
+        self.seconds = self.paid = 0.0
 
     def begin(self, run: Run, stage: int, epoch: int) -> None:
         """Show what is about to run."""
@@ -63,7 +70,7 @@ class Live(Watcher):
         self.console.print(text, highlight=False)
 
 
-class Judging:
+class Judging(Shown):
     """How far an evaluation is: attack, pass, images, time left; silent where no one watches."""
 
     def __init__(self, console: Console) -> None:
@@ -72,15 +79,6 @@ class Judging:
         )  # fmt: skip
         self.console = console
         self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> "Judging":
-        if self.console.is_terminal:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.bar.stop()
 
     def __call__(self, attack: str, step: str, done: int, total: int) -> None:
         """Show that so many images are judged in a pass of an attack."""

@@ -55,11 +55,18 @@ def environment(device: torch.device) -> dict[str, Any]:
         "atcl": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
+        **hardware(device),
+        "threads": torch.get_num_threads(),
+        "platform": sys.platform,
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Return what an accuracy depends on beside the model: PyTorch's version, the device and its precision."""
+    return {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
         "precision": {"matmul": torch.get_float32_matmul_precision(), "convolution_tf32": torch.backends.cudnn.allow_tf32},
-        "platform": sys.platform,
     }
 
 

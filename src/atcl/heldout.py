@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from atcl.attacks import Threat, evaluating, pgd
 from atcl.batches import WeakData
 from atcl.errors import AtclError
+from atcl.losses import Targets, unbiased_each
 from atcl.seeds import generator
 
 
@@ -50,14 +51,10 @@ def accuracy(logits: Tensor, held: WeakData) -> Tensor:
 
 def unbiased(loss: Tensor, held: WeakData) -> Tensor:
     """Return (n,) whose expectation over the complementary labels is the loss of the true class, from the loss of each class (n, K)."""
-    ruled_out = ~held.candidates
     if held.transition is not None and held.single:
         corrected: Tensor = loss @ torch.linalg.pinv(held.transition).T  # (n, K): what to count when j is the complementary label
         return corrected.masked_fill(held.candidates, 0).sum(1)
-    number: Tensor = ruled_out.sum(1)
-    outside = loss.masked_fill(held.candidates, 0).sum(1)
-    surplus: Tensor = (held.classes - 1 - number) / number * outside
-    return loss.masked_fill(ruled_out, 0).sum(1) - surplus
+    return unbiased_each(loss, Targets(held.candidates))
 
 
 def check_invertible(held: WeakData) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks import Climb, Start, Threat, evaluating, given, margin, pgd
+from atcl.attacks import Climb, Start, Threat, device_of, evaluating, given, margin, pgd
 from atcl.batches import as_float, checked_images
 from atcl.errors import AtclError
 from atcl.seeds import derive, forked_rng, generator
@@ -75,7 +75,7 @@ def probe(
             f"batch_size, images and queries are at least 1, and a seed lies in 0 to 2^63 - 1 "
             f"(batch_size {batch_size}, images {images}, queries {queries}, seed {seed})"
         )
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), x.device)
+    device = device_of(model, x.device)
     if len(x) > images:
         sample = torch.randperm(len(x), generator=generator(torch.device("cpu"), seed, "sample"))[:images]
         x, labels = x[sample.to(x.device)], labels[sample.to(labels.device)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.acceleration import replayed
-from atcl.attacks import Threat, evaluating
+from atcl.attacks import Threat, device_of, evaluating
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, judged, machine, path_of
 from atcl.errors import AtclError, pick
@@ -50,7 +50,7 @@ def evaluate(
     images = checked_images(x)
     if len(images) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), images.device)
+    device = device_of(model, images.device)
     with evaluating(model), torch.no_grad():
         logits = model(as_float(images[:1].to(device)))
     if logits.ndim != 2 or len(logits) != 1:
@@ -102,7 +102,7 @@ def withstood(
     model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, book: Book, watch: Watch | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), test.x.device)
+    device = device_of(model, test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
     with evaluating(model), forked_rng(), replayed(model, batch_size) as quick:  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():

@@ -22,6 +22,7 @@ from atcl.losses.field import (
     scarce,
     squared_error,
     unbiased,
+    unbiased_each,
 )
 from atcl.losses.paper import exp, forward, free, log, nn, scl_exp, scl_nl, uniform_transition
 from atcl.losses.targets import Targets
@@ -76,5 +77,5 @@ LOSSES: dict[str, Loss] = {
 __all__ = [
     "LOSSES", "PAPER", "Loss", "Ordinary", "Targets", "absolute_error", "cpe", "cross_entropy", "decode", "exp", "forward", "free", "ga",
     "generalized_cross_entropy", "l_uw", "l_w", "log", "names_of", "nn", "pairwise", "partially_huberised", "pc", "scarce", "scl_exp", "scl_nl",
-    "squared_error", "unbiased", "uniform_transition",
+    "squared_error", "unbiased", "unbiased_each", "uniform_transition",
 ]  # fmt: skip

@@ -19,9 +19,13 @@ Ordinary = Callable[[Tensor], Tensor]  # logits -> (n, K): the loss of each imag
 
 def unbiased(logits: Tensor, targets: Targets, ordinary: Ordinary) -> Tensor:
     """Feng et al. 2020: the risk of an ordinary loss, from sets of s complementary labels; it can be negative."""
-    loss = ordinary(logits)
+    return unbiased_each(ordinary(logits), targets).mean()
+
+
+def unbiased_each(loss: Tensor, targets: Targets) -> Tensor:
+    """Return (n,), whose expectation over the labels is the loss of the true class, from the loss of each class (n, K)."""
     inside, outside = (loss * targets.candidates).sum(1), (loss * ~targets.candidates).sum(1)
-    return (inside - (targets.correction - 1) * outside).mean()  # (K - 1 - s) / s is the correction less 1
+    return inside - (targets.correction - 1) * outside  # (K - 1 - s) / s is the correction less 1
 
 
 def absolute_error(logits: Tensor) -> Tensor:
