@@ -14,11 +14,12 @@ import torch
 import tyro
 
 from atcl.batches import WeakData, rule_out, shuffled
+from atcl.engines import Engine, Step
 from atcl.environment import environment, resolve
 from atcl.models import MODELS
 from atcl.recipes import recipe
 from atcl.schedules import Constant
-from atcl.training import Learner, Step, fit
+from atcl.training import Learner, fit
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,18 @@ def main(options: Options) -> None:
     learner = Learner(MODELS[wanted.model](classes, wanted.shape), data, stage)
     steps: list[float] = []
 
-    def engine(step: Step) -> Step:
-        def run(index: torch.Tensor, attack: int, remember: bool) -> torch.Tensor:
-            if len(steps) > options.steps:
-                raise Enough
-            steps.append(timed(lambda: step(index, attack, remember), device))
-            return torch.zeros(4, device=device)
+    class Timed(Engine):
+        def whole(self, step: Step, rng: torch.Generator) -> Step:
+            def run(index: torch.Tensor, attack: int, remember: bool) -> torch.Tensor:
+                if len(steps) > options.steps:
+                    raise Enough
+                steps.append(timed(lambda: step(index, attack, remember), device))
+                return torch.zeros(4, device=device)
 
-        return run
+            return run
 
     with contextlib.suppress(Enough):
-        fit(learner, data, stage, seed=0, engine=engine)
+        fit(learner, data, stage, seed=0, engine=Timed())
     shuffle = timed(lambda: list(shuffled(len(data), stage.batch_size, learner.rng)), device) / (len(data) / stage.batch_size)
     indices = [index for index, _ in zip(shuffled(len(data), stage.batch_size, learner.rng), range(50), strict=False)]
     batches = [timed(lambda index=index: data.batch(index, stage.augmentation, learner.rng), device) for index in indices]  # type: ignore[misc]

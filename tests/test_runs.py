@@ -13,9 +13,10 @@ from atcl.environment import resolve
 from atcl.errors import AtclError
 from atcl.labels import Biased, Complementary
 from atcl.recipes import Recipe
-from atcl.running import Watcher, train
+from atcl.running import train
 from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
 from atcl.schedules import StepDecay
+from atcl.stages import Watcher
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]

@@ -2,17 +2,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from atcl.attacks import Budget
 from atcl.batches import WeakData, rule_out
+from atcl.engines import Engine, Step
 from atcl.errors import AtclError
 from atcl.labels import Complementary, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Targets
 from atcl.objectives import MinMax, Trades
 from atcl.schedules import Constant
 from atcl.supervision import PseudoLabels, relabel
-from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, Step, fit
+from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, fit
 from tests import tiny
 
 STAGE = Stage(3, 8, Sgd(), Constant(0.05), budget=Budget(0.1, 0.05, 2))
@@ -60,6 +61,9 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
                 parameter.zero_()
         snapshot.memory.zero_()
         snapshot.model.train()
+        for parameter in snapshot.twin.parameters():
+            parameter.data.zero_()
+        snapshot.twin.train()
 
     stage = tiny.RECIPES["digits/warmup-pla"].stages[0]
     assert same(trained(stage, data), trained(stage, data, observers=[meddle]))
@@ -70,14 +74,15 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
 def test_an_engine_wraps_the_step_and_the_loop_does_not_know(data: WeakData) -> None:
     calls: list[tuple[int, int, bool]] = []
 
-    def counting(step: Step) -> Step:
-        def run(index: Tensor, steps: int, remember: bool) -> Tensor:
-            calls.append((len(index), steps, remember))
-            return step(index, steps, remember)
+    class Counting(Engine):
+        def whole(self, step: Step, rng: Generator) -> Step:
+            def run(index: Tensor, steps: int, remember: bool) -> Tensor:
+                calls.append((len(index), steps, remember))
+                return step(index, steps, remember)
 
-        return run
+            return run
 
-    assert same(trained(STAGE, data), trained(STAGE, data, engine=counting))
+    assert same(trained(STAGE, data), trained(STAGE, data, engine=Counting()))
     assert calls == [(8, 2, False), (8, 2, False), (4, 2, False)] * 3
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from atcl.labels import Complementary, Given, LabelSource, weaken
-from atcl.models import Dropout
 from atcl.recipes import METHODS, OWN, TASKS, Recipe, Task
 from atcl.runs import Problem
 from atcl.truth import Split, Truth
@@ -32,12 +31,12 @@ def problem(labels: LabelSource) -> Problem:
 
 
 class TinyNet(nn.Module):
-    """Batch statistics, dropout of ours and of PyTorch's: everything that a resumed run could lose."""
+    """Batch statistics and dropout: everything that a resumed run could lose."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), Dropout(0.2), nn.Dropout(0.2), nn.Linear(144, CLASSES)
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, CLASSES)
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

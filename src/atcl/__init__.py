@@ -18,11 +18,13 @@ from atcl.losses import LOSSES, Loss, Targets
 from atcl.masking import suspicions
 from atcl.models import MODELS
 from atcl.objectives import MinMax, Trades
+from atcl.precisions import Precision
 from atcl.predicting import predict
 from atcl.recipes import RECIPES, Recipe, on_own_data, recipe
-from atcl.running import Watcher, train
+from atcl.running import train, train_together
 from atcl.runs import Problem, Run, open_run
 from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
+from atcl.stages import Watcher
 from atcl.supervision import CandidatesOnly, PseudoLabels
 from atcl.training import Adam, Learner, Sgd, Stage, fit
 from atcl.transitions import estimated_transition
@@ -31,8 +33,8 @@ from atcl.verdicts import evaluate
 
 __all__ = [
     "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Biased", "Budget", "CandidatesOnly", "Complementary", "Constant",
-    "CosineRise", "FromFile", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Problem", "PseudoLabels", "RandomSets", "Recipe", "Run", "Sgd",
-    "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__", "estimated_transition",
-    "evaluate", "export", "fit", "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder", "read_truth", "recipe", "replace",
-    "rule_out", "suspicions", "train", "weaken",
+    "CosineRise", "FromFile", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Precision", "Problem", "PseudoLabels", "RandomSets",
+    "Recipe", "Run", "Sgd", "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__",
+    "estimated_transition", "evaluate", "export", "fit", "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder",
+    "read_truth", "recipe", "replace", "rule_out", "suspicions", "train", "train_together", "weaken",
 ]  # fmt: skip

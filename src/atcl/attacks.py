@@ -17,6 +17,7 @@ from torch.nn import Module
 from atcl.errors import AtclError, pick
 
 Climb = Callable[[Tensor], Tensor]  # logits (n, K) -> scalar
+Ascend = Callable[[Module, Tensor, Tensor, Climb, "Tensor | float", "Tensor | float", "Norm"], Tensor]
 Start = Callable[[Tensor, "Tensor | float", "Norm", Generator], Tensor]  # x, epsilon, norm, rng -> where the ascent begins
 
 
@@ -100,6 +101,7 @@ def pgd(
     norm: str = "linf",
     start: str | Start = "uniform",
     rng: Generator,
+    ascend: "Ascend | None" = None,  # one ascent, where an engine runs it otherwise than it is written
 ) -> Tensor:
     """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
     if steps < 0 or not x.is_floating_point():
@@ -107,16 +109,27 @@ def pgd(
     geometry = pick(NORMS, norm, "norm")
     begin = pick(STARTS, start, "start") if isinstance(start, str) else start
 
-    def inside(adv: Tensor) -> Tensor:  # the box second: clipping towards x cannot leave the ball
-        return (x + geometry.project(adv - x, epsilon)).clamp(0, 1)
-
-    with evaluating(model), torch.enable_grad():
-        adv = inside(begin(x, epsilon, geometry, rng)).detach()
+    with evaluating(model):
+        adv = inside(x, begin(x, epsilon, geometry, rng), epsilon, geometry).detach()
         for _ in range(steps):
-            adv.requires_grad_()
-            (gradient,) = torch.autograd.grad(climb(model(adv)), adv)
-            adv = inside(adv.detach() + step_size * geometry.direction(gradient))
+            adv = (ascend or ascent)(model, x, adv, climb, epsilon, step_size, geometry)
     return adv
+
+
+def ascent(model: Module, x: Tensor, adv: Tensor, climb: Climb, epsilon: Tensor | float, step_size: Tensor | float, geometry: "Norm") -> Tensor:
+    """Return the images after one step up the gradient of `climb(model(adv))`, back inside the ball around `x` and [0, 1]."""
+    if torch.compiler.is_compiling():  # the compiler follows this form of a gradient alone; models of others may not
+        gradient = torch.func.grad(lambda at: climb(model(at)))(adv)
+    else:
+        with torch.enable_grad():
+            at = adv.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(climb(model(at)), at)
+    return inside(x, adv + step_size * geometry.direction(gradient), epsilon, geometry)
+
+
+def inside(x: Tensor, adv: Tensor, epsilon: Tensor | float, geometry: "Norm") -> Tensor:
+    """Return the images brought back into the ball around `x`, and then into [0, 1]: clipping towards x cannot leave the ball."""
+    return (x + geometry.project(adv - x, epsilon)).clamp(0, 1)
 
 
 def given(adv: Tensor) -> Start:

@@ -19,7 +19,7 @@ from atcl.labelled import read_truth
 from atcl.listing import LISTED
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
-from atcl.running import train
+from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
 from atcl.settings import overridden
 from atcl.verdicts import WORST
@@ -36,10 +36,16 @@ class Train:
     """dataset/method, from `atcl list recipes`"""
     seed: int = 1
     """labels, weights and batches follow from it"""
+    seeds: tuple[int, ...] = ()
+    """in its place: a model for each of several seeds, all at once on one GPU"""
     out: Path | None = None
-    """folder of the run; by default runs/RECIPE/seed-N"""
+    """folder of the run; by default runs/RECIPE/seed-N; with --seeds the folder that holds seed-N"""
     device: str = "auto"
     """auto, cpu or cuda"""
+    engine: str = "auto"
+    """how a step is carried out, a name from `atcl list engines`; auto goes by the device and the size of the job"""
+    deterministic: bool = False
+    """fp32, and only algorithms that give the same bits each time; slower"""
     data_dir: Path | None = None
     """where the dataset's files lie; not needed for digits"""
     images: Path | None = None
@@ -56,11 +62,15 @@ class Train:
             raise AtclError(f"--images gives the data: leave out --dataset {wanted.dataset}")
         problem = self._problem(console, wanted.shape) if own else None
         name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
-        out = self.out or Path("runs", *folder_of(name, wanted), f"seed-{self.seed}")
-        console.print(f"{name}, seed {self.seed}, to {out}", highlight=False)
-        done = _train(console, wanted, name, self.seed, out, self.device, self.data_dir, problem)
-        _tell(console, done, REPORTED)
-        console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
+        wanted = repeatable_form(wanted) if self.deterministic else wanted
+        seeds = self.seeds or (self.seed,)
+        parent = Path("runs", *folder_of(name, wanted)) if self.out is None else self.out
+        outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
+        for seed, out in zip(seeds, outs, strict=True):
+            console.print(f"{name}, seed {seed}, to {out}", highlight=False)
+        for done in _train(console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic):
+            _tell(console, done, REPORTED)
+            console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
 
     def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
         if self.images is None or self.labels is None:
@@ -182,7 +192,9 @@ class Export:
 class List:
     """List what there is to choose from: a name and what it is on each line."""
 
-    what: Annotated[Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "experiments"], tyro.conf.Positional]
+    what: Annotated[
+        Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments"], tyro.conf.Positional
+    ]
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         width = max(map(len, LISTED[self.what]))
@@ -237,7 +249,7 @@ class Reproduce:
 
         def run(name: str, seed: int) -> Run:
             console.print(f"{name}, seed {seed}", highlight=False)
-            done = _train(console, recipe(name), name, seed, self.runs / name / f"seed-{seed}", self.device, self.data_dir)
+            (done,) = _train(console, recipe(name), name, (seed,), [self.runs / name / f"seed-{seed}"], self.device, self.data_dir)
             done.evaluate(REPORTED, device=self.device, data_dir=self.data_dir)  # verdicts are kept; it looks for signs of false robustness
             return done
 
@@ -265,10 +277,15 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 
 
 def _train(
-    console: Console, wanted: Recipe, name: str, seed: int, out: Path, device: str, data_dir: Path | None, problem: Problem | None = None
-) -> Run:  # fmt: skip
-    with Live(console) as live:
-        return train(wanted, name=name, seed=seed, out=out, device=device, data_dir=data_dir, problem=problem, watcher=live)
+    console: Console, wanted: Recipe, name: str, seeds: Sequence[int], outs: Sequence[Path], device: str, data_dir: Path | None,
+    problem: Problem | None = None, engine: str = "auto", deterministic: bool = False,
+) -> list[Run]:  # fmt: skip
+    with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
+        lives = [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
+        return train_together(
+            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=lives, engine=engine,
+            deterministic=deterministic,
+        )  # fmt: skip
 
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:

@@ -10,10 +10,10 @@ from rich.table import Table
 from atcl.experiments import HEADINGS
 from atcl.journal import Record
 from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.running import Watcher
 from atcl.runs import Run
 from atcl.selection import RULES
 from atcl.settings import digest
+from atcl.stages import Watcher
 from atcl.training import Stage
 
 Place = tuple[int, int]  # stage, epoch
@@ -38,9 +38,10 @@ class Shown:
 class Live(Shown, Watcher):
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
+    def __init__(self, console: Console, beside: "Live | None" = None, label: str = "") -> None:
+        self.console, self.label = console, label
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
+        self.bar = beside.bar if beside else Progress(*columns, console=console)  # several runs share one display
         self.costs: dict[Place, int] = {}
         self.seconds = self.paid = 0.0
 
@@ -50,7 +51,7 @@ class Live(Shown, Watcher):
         if epoch:
             self.say(f"going on after epoch {epoch}" + (f" of stage {stage + 1}" if len(run.recipe.stages) > 1 else ""))
         self.epochs = [stage.epochs for stage in run.recipe.stages]
-        self.task = self.bar.add_task("starting", total=sum(self.costs.values()), left="")
+        self.task = self.bar.add_task(f"{self.label}starting", total=sum(self.costs.values()), left="")
         self.total = sum(self.costs.values())
         self.every = max(1, len(self.costs) // 20)
 
@@ -59,7 +60,7 @@ class Live(Shown, Watcher):
         self.paid += self.costs.get((record["stage"], record["epoch"]), 0)
         self.seconds += record["seconds"]
         left = self.seconds / max(self.paid, 1) * (self.total - self.paid)
-        line = described(record, self.epochs)
+        line = self.label + described(record, self.epochs)
         if self.console.is_terminal:
             self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
         elif record["epoch"] % self.every == 0 or self.paid == self.total:
@@ -67,7 +68,7 @@ class Live(Shown, Watcher):
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, highlight=False)
+        self.console.print(self.label + text, highlight=False)
 
 
 class Judging(Shown):

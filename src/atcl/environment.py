@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from atcl.errors import AtclError
+from atcl.precisions import multiplying
 
 try:
     __version__ = version("atcl")
@@ -35,18 +36,24 @@ def resolve(device: str) -> torch.device:
     return resolved
 
 
-@contextmanager
-def precision(strict_fp32: bool) -> Iterator[None]:
+def precision(strict_fp32: bool) -> AbstractContextManager[None]:
     """Where asked for, compute in full fp32: convolutions on a GPU else use tf32, PyTorch's default."""
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    if strict_fp32:
-        torch.backends.cudnn.allow_tf32 = False
-        torch.set_float32_matmul_precision("highest")
+    return multiplying("fp32") if strict_fp32 else nullcontext()
+
+
+@contextmanager
+def repeatable(wanted: bool) -> Iterator[None]:
+    """Where asked for, let the same steps give the same bits: only algorithms that do, and none chosen by its speed."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from atcl.errors import AtclError, pick
 from atcl.labels import Biased, Complementary, FromFile, Given, LabelSource, Ordinary, RandomSets
 from atcl.losses import PAPER, names_of
 from atcl.objectives import MinMax, Trades, loss_of
+from atcl.precisions import Precision
 from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
 from atcl.selection import RULES, Rule
 from atcl.supervision import CandidatesOnly, PseudoLabels
@@ -95,6 +96,7 @@ class Task:
     rise: int = 0  # epochs over which lr rises
     remember_from: int = 6
     augmentation: Augmentation = Augmentation()
+    precision: Precision = Precision()
     direct_lr: Mapping[str, float] = field(default_factory=dict)  # where a direct loss has its own
     selection: str = "test_pgd20"
     holdout: float = 0.0
@@ -104,7 +106,8 @@ class Task:
     def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
         """Return full-strength adversarial training on the candidates, after `opening` epochs."""
         return Stage(
-            self.epochs, self.batch_size, self.optimizer, self.schedule(lr or self.lr, opening), budget=self.budget, augmentation=self.augmentation
+            self.epochs, self.batch_size, self.optimizer, self.schedule(lr or self.lr, opening), budget=self.budget, augmentation=self.augmentation,
+            precision=self.precision,
         )  # fmt: skip
 
     def schedule(self, lr: float, opening: int = 0, rise: int | None = None) -> Schedule:
@@ -133,7 +136,9 @@ def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> 
 def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
     """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
     epochs, adversarial = task.two_stage
-    first = Stage(epochs, task.batch_size, task.natural_optimizer, task.schedule(task.natural_lr, opening=epochs), augmentation=task.augmentation)
+    first = replace(
+        task.stage(), epochs=epochs, optimizer=task.natural_optimizer, lr=task.schedule(task.natural_lr, opening=epochs), budget=Budget()
+    )  # fmt: skip
     # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
     second = replace(task.stage(), epochs=adversarial, lr=task.schedule(task.lr, rise=0), teacher=teacher)
     return task.recipe(first, second, labels=labels)
@@ -244,7 +249,7 @@ METHODS: dict[str, Method] = {
 _MNIST = Task(
     dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
     budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
-    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28),
+    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28), precision=Precision("bf16", "tf32"),
     direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
 )  # fmt: skip
 
@@ -252,6 +257,7 @@ _CIFAR10 = Task(
     dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
     budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
     natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
+    precision=Precision("bf16", "bf16"),
 )  # fmt: skip
 
 _DIGITS = Task(
@@ -290,7 +296,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Recipe, Stage, Budget, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
+        Recipe, Stage, Budget, Precision, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
         CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased, FromFile, Given,
     )
 }  # fmt: skip

@@ -1,64 +1,99 @@
-"""Carrying a run out: stages in order, checkpoints, resume, the chosen epoch, its result. Here alone weak data and truth meet."""
+"""Starting runs: what they learn from, whether all fits together, which engine carries them out; alone or several at once."""
 
-import hashlib
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import Module
 
-from atcl import checkpoints, journal
 from atcl.attacks import evaluating
-from atcl.batches import WeakData, as_float
+from atcl.batches import as_float
 from atcl.data import DATASETS
-from atcl.environment import environment, resolve
+from atcl.engines import engine_of, waits
+from atcl.environment import repeatable, resolve
 from atcl.errors import AtclError, pick
-from atcl.files import clear_parts, read_json, sole_writer, write_json, write_whole
-from atcl.heldout import check_invertible, judge
+from atcl.files import read_json, sole_writer, write_json
+from atcl.heldout import check_invertible
 from atcl.labels import Given, weaken
+from atcl.packing import together
+from atcl.precisions import Precision
 from atcl.recipes import OWN, Recipe, recipe
-from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
+from atcl.runs import Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
-from atcl.selection import Best
-from atcl.settings import digest, to_data
-from atcl.supervision import guesses, relabel, with_sole_candidate
-from atcl.training import Learner, Snapshot, fit
+from atcl.settings import digest
+from atcl.stages import Means, Watcher, carry_out
 from atcl.transitions import estimated_transition
-from atcl.verdicts import measure
-
-
-class Watcher:
-    """What a run tells while it goes; this one keeps silent."""
-
-    def begin(self, run: Run, stage: int, epoch: int) -> None:
-        """The run is about to go on after an epoch of a stage (0, 0: from the start)."""
-
-    def epoch(self, record: journal.Record) -> None:
-        """An epoch has ended, and this is its line in the journal."""
-
-    def say(self, text: str) -> None:
-        """Something that the user should know."""
 
 
 def train(
     what: Recipe | str, *, name: str | None = None, seed: int = 1, out: Path | str | None = None, device: str = "auto", data_dir: Path | None = None,
-    problem: Problem | None = None, build: Build | None = None, watcher: Watcher | None = None,
+    problem: Problem | None = None, build: Build | None = None, watcher: Watcher | None = None, engine: str = "auto", deterministic: bool = False,
 ) -> Run:  # fmt: skip
     """Train by a recipe, or go on with a run that was stopped; return it with its result.
 
     `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
+    `engine` is a name from `atcl list engines`, or auto; `deterministic` takes fp32 and algorithms that repeat to the last bit.
     """
-    if not isinstance(seed, int) or seed < 0:
-        raise AtclError(f"a seed is a whole number of at least 0, not {seed!r}")
+    (run,) = train_together(
+        what, seeds=[seed], name=name, outs=None if out is None else [out], device=device, data_dir=data_dir, problem=problem, build=build,
+        watchers=[watcher or Watcher()], engine=engine, deterministic=deterministic,
+    )  # fmt: skip
+    return run
+
+
+def train_together(
+    what: Recipe | str, *, seeds: Sequence[int], name: str | None = None, outs: Sequence[Path | str] | None = None, device: str = "auto",
+    data_dir: Path | None = None, problem: Problem | None = None, build: Build | None = None, watchers: Sequence[Watcher] | None = None,
+    engine: str = "auto", deterministic: bool = False,
+) -> list[Run]:  # fmt: skip
+    """Train a model for each seed, all at once on one device; each is the run that `train` would make of its seed alone."""
+    for seed in seeds:
+        if not isinstance(seed, int) or seed < 0:
+            raise AtclError(f"a seed is a whole number of at least 0, not {seed!r}")
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise AtclError(f"give different seeds, at least one, not {list(seeds)}")
     wanted = recipe(what) if isinstance(what, str) else what
     name = name or (what if isinstance(what, str) else name_of(what))
+    if deterministic:
+        wanted = repeatable_form(wanted)
     target = resolve(device)
+    if target.type == "cuda" or engine == "compiled":
+        torch.compiler.reset()  # what was compiled for runs before would count against these
+    order = Order(wanted, name, target, data_dir, problem, build, engine, deterministic, len(seeds))
+    tasks = [
+        _running(order, seed, Path(outs[number]) if outs else None, watchers[number] if watchers else Watcher()) for number, seed in enumerate(seeds)
+    ]
+    with repeatable(deterministic):
+        if target.type == "cuda":
+            return together(tasks, target)
+        return [run for task in tasks for run in together([task], target)]
+
+
+def repeatable_form(wanted: Recipe) -> Recipe:
+    """Return the recipe in fp32 throughout."""
+    return replace(wanted, stages=tuple(replace(stage, precision=Precision()) for stage in wanted.stages))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What several runs have in common."""
+
+    wanted: Recipe
+    name: str
+    device: torch.device
+    data_dir: Path | None
+    problem: Problem | None  # None: the recipe's own dataset
+    build: Build | None
+    engine: str
+    deterministic: bool
+    together: int  # how many runs share the device
+
+
+def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Generator[None, None, Run]:
+    """Carry out one run, pausing after each batch, and first of all before anything is trained."""
+    wanted, name, problem, build = order.wanted, order.name, order.problem, order.build
     if problem is None:
-        problem = _problem(wanted, seed, data_dir)
+        problem = _problem(wanted, seed, order.data_dir)
     else:
         wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
     if wanted.holdout and problem.held is None:
@@ -73,18 +108,30 @@ def train(
         raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
     if problem.held is not None:
         check_invertible(problem.held)
-    folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
+    folder = out or Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
-    watcher = watcher or Watcher()
     _probe(run, problem, build)
     with sole_writer(folder):
         run.claim(problem)
-        if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
-            there = problem.to(target)
-            _train(run, _estimated(run, there, build, watcher) if wanted.transition == "estimated" else there, build, watcher)
-        else:
+        if (folder / "result.json").exists() and (folder / "model.safetensors").exists():
             watcher.say("this run is finished: nothing is trained again")
+            return run
+        there = problem.to(order.device)
+        size, waiting = passes(wanted, len(there.train)), _waits(run, there, build)
+        chosen = engine_of(order.engine, order.device, size, deterministic=order.deterministic, waits=waiting, say=watcher.say)
+        watcher.say(f"engine {chosen.about} on {order.device.type}")
+        yield
+        if wanted.transition == "estimated":
+            there = _estimated(run, there, build, watcher)
+        yield from carry_out(run, there, Means(chosen, watcher, build, order.together))
     return run
+
+
+def passes(wanted: Recipe, images: int) -> int:
+    """Return how often a model goes through its layers, forth or back, in a run: the size of the job."""
+    return sum(
+        (3 + 2 * stage.phase(epoch).budget.steps) * -(-images // stage.batch_size) for stage in wanted.stages for epoch in range(1, stage.epochs + 1)
+    )
 
 
 def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
@@ -131,145 +178,10 @@ def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher
     return replace(problem, train=replace(problem.train, transition=transition), held=held)
 
 
-@dataclass
-class Position:
-    """Where a run stands: a stage, with what it trains and on what."""
-
-    number: int
-    learner: Learner
-    data: WeakData
-    best: Best
-
-
-def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> None:
-    """Go through the stages that are not done yet, then write the result."""
-    for folder in (run.folder, run.folder / "checkpoints"):
-        clear_parts(folder)
-    saved = checkpoints.newest(run.folder / "checkpoints", watcher.say)
-    position = _restored(run, problem, build, saved) if saved else _opened(run, problem, build)
-    kept = journal.cut_back(run.folder / "journal.jsonl", position.number, position.learner.epoch)
-    done = sum(stage.epochs for stage in run.recipe.stages[: position.number]) + position.learner.epoch
-    if kept != done:
-        watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
-    last = run.recipe.stages[-1]
-    if not last.grown(last.epochs):
-        watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
-    watcher.begin(run, position.number, position.learner.epoch)
-    while True:
-        stage = run.recipe.stages[position.number]
-        observe = _observer(run, problem, position, watcher)
-        fit(position.learner, position.data, stage, seed=derive(run.seed, "stage", position.number), observers=[observe])
-        if position.number + 1 == len(run.recipe.stages):
-            break
-        position = _advanced(run, problem, build, position)
-    _finish(run, problem, position)
-
-
-def _opened(run: Run, problem: Problem, build: Build | None) -> Position:
-    """Return the start of the first stage."""
-    return Position(0, _fresh(run, 0, problem.train, build), problem.train, Best(run.recipe.rule(0)))
-
-
-def _advanced(run: Run, problem: Problem, build: Build | None, done: Position) -> Position:
-    """Return the start of the stage after one that is done."""
-    number = done.number + 1
-    stage = run.recipe.stages[number]
-    data = done.data
-    if stage.teacher != "none":
-        data = relabel(problem.train, _teacher(done))
-    learner = done.learner
-    learner.epoch = 0
-    if stage.fresh:
-        learner = _fresh(run, number, data, build)
-    return Position(number, learner, data, Best(run.recipe.rule(number)))
-
-
-def _restored(run: Run, problem: Problem, build: Build | None, saved: dict[str, Tensor]) -> Position:
-    """Return where a checkpoint was written."""
-    state = checkpoints.to_device(saved, problem.train.device)
-    number = int(state["stage"])
-    data = with_sole_candidate(problem.train, state["relabelled"]) if "relabelled" in state else problem.train
-    position = Position(number, _fresh(run, number, data, build), data, Best(run.recipe.rule(number)))
-    position.learner.load(state)
-    position.best.load(state)
-    return position
-
-
-def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) -> Callable[[Snapshot], None]:
-    """Return what happens after each epoch: the journal's line first, so that a cut between the two loses no line, then the checkpoint."""
-    number, learner, data, best = position.number, position.learner, position.data, position.best
-    last = time.perf_counter()
-
-    def observe(snapshot: Snapshot) -> None:
-        nonlocal last
-        phase = snapshot.phase
-        record: journal.Record = {
-            "stage": number, "epoch": phase.epoch, "epsilon": phase.budget.epsilon, "step_size": phase.budget.step_size, "steps": phase.budget.steps,
-            "gamma": phase.gamma, "lr": phase.lr, "loss": snapshot.loss, "inside": snapshot.inside, "agreement": snapshot.agreement,
-        }  # fmt: skip
-        if snapshot.agreement is not None and problem.truth is not None:
-            guess = guesses(snapshot.memory, data.candidates)
-            record["pseudo_label_accuracy"] = float((guess == problem.truth.labels.to(guess.device)).float().mean())
-        if problem.held is not None:
-            record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
-        if best.rule and best.rule.on == "test" and problem.test is not None:
-            measured = measure(snapshot.model, problem.test, run.recipe.threat, ("natural", best.rule.metric))
-            record |= {f"test_{name}": measured[name].accuracy for name in ("natural", best.rule.metric)}
-        if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
-            best.see(record[best.rule.key], phase.epoch, snapshot.model)
-        last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
-        journal.append(run.folder / "journal.jsonl", record)
-        relabelled = {} if data is problem.train else {"relabelled": data.candidates.int().argmax(1)}
-        state = {**learner.state(), **best.state(), **relabelled, "stage": torch.tensor(number)}
-        checkpoints.save(run.folder / "checkpoints", number, phase.epoch, state)
-        watcher.epoch(record)
-
-    return observe
-
-
-def _fresh(run: Run, number: int, data: WeakData, build: Build | None) -> Learner:
-    """Return a learner with new weights, which follow from the run's seed and leave the global random state alone."""
+def _waits(run: Run, problem: Problem, build: Build | None) -> bool:
+    """Tell whether a step would make the host wait for the GPU: by its model, or for images in the host's memory."""
+    data = problem.train
+    if data.device.type != "cuda" or data.x.device != data.device:
+        return data.x.device != data.device
     with forked_rng():
-        torch.manual_seed(derive(run.seed, "model", number))
-        model = run.fresh_model(build)
-    return Learner(model, data, run.recipe.stages[number])
-
-
-def _teacher(done: Position) -> Module:
-    """Return the model that relabels."""
-    # Paper: the best by validation; official code: the best by natural accuracy on the test set. The default is the last epoch, without truth.
-    teacher = done.learner.refresh()  # whatever an observer did to it
-    if done.best.weights:
-        teacher.load_state_dict(done.best.weights)
-    return teacher
-
-
-def _finish(run: Run, problem: Problem, position: Position) -> None:
-    """Write the chosen model and the result; where a rule chose another epoch, the last one is measured too."""
-    best, model = position.best, position.learner.refresh()
-    metrics = {} if not best.weights else {"last": _measured(run, problem, model)}
-    if best.weights:
-        model.load_state_dict(best.weights)
-    metrics["chosen"] = _measured(run, problem, model, run.folder / "evaluation")
-    weights = checkpoints.packed(model.state_dict())
-    write_whole(run.folder / "model.safetensors", weights)
-    records, told = run.journal, read_json(run.folder / "recipe.json")
-    rule = "last" if best.rule and not best.weights else run.recipe.selection  # no epoch competed
-    result = {
-        "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
-        "selection": {"rule": rule, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics["chosen"], "flags": None, "published": None,
-        "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
-        "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
-        "data": {name: told[name] for name in ("data", "held", "test")},
-        "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},
-        "training_seconds": sum(record["seconds"] for record in records),
-        "environment": environment(problem.train.device), "recipe": to_data(run.recipe),
-    }  # fmt: skip
-    write_json(run.folder / "result.json", result)
-
-
-def _measured(run: Run, problem: Problem, model: Module, keep: Path | None = None) -> dict[str, dict[str, Any]]:
-    if problem.test is None:
-        return {}
-    return {name: asdict(one) for name, one in measure(model, problem.test, run.recipe.threat, REPORTED, keep=keep).items()}
+        return waits(run.fresh_model(build).to(data.device).train(), as_float(data.images(torch.arange(min(8, len(data)), device=data.device))))

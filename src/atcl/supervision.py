@@ -45,6 +45,12 @@ def blank_memory(candidates: Tensor) -> Tensor:
     return candidates.float() / candidates.sum(1, keepdim=True)
 
 
+@torch.no_grad()
+def predicted(model: Module, x: Tensor) -> Tensor:
+    """Return (n, K): the probabilities that a model in eval mode gives."""
+    return model(x).softmax(1)  # type: ignore[no-any-return]
+
+
 def remembered(memory: Tensor, probabilities: Tensor, candidates: Tensor, beta: float) -> Tensor:
     """Return the memory moved towards new predictions, zero off the candidates (Algorithm 1, line 7)."""
     return (beta * memory + (1 - beta) * probabilities) * candidates

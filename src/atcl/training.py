@@ -2,22 +2,24 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from atcl.attacks import GROWING, Budget, pgd
+from atcl.attacks import GROWING, Ascend, Budget, ascent, pgd
 from atcl.batches import Augmentation, Batch, WeakData, shuffled
+from atcl.engines import EAGER, Engine
 from atcl.errors import AtclError, nearest
 from atcl.losses import Targets, names_of
-from atcl.models import draw_from
 from atcl.objectives import MinMax, Objective, loss_of
+from atcl.precisions import InBf16, Precision, multiplying
 from atcl.schedules import Constant, Schedule
 from atcl.seeds import derive, forked_rng
-from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, remembered
+from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, predicted, remembered
+from atcl.twins import Twin, tensors_of
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Stage:
     gamma: Schedule = Constant(1.0)
     supervision: Supervision = CandidatesOnly()
     augmentation: Augmentation = Augmentation()
+    precision: Precision = Precision()
     fresh: bool = True
     """start from a new model, optimiser and memory; False goes on with those of the stage before"""
     teacher: str = "none"
@@ -121,9 +124,10 @@ class Learner:
     def __init__(self, model: Module, data: WeakData, stage: Stage) -> None:
         device = data.device
         self.model = model.to(device).train()
-        self.frozen = copy.deepcopy(self.model).eval().requires_grad_(False)  # what attacks and guesses look at
+        if device.type == "cuda":  # in this layout convolutions run without a detour
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.frozen = copy.deepcopy(self.model).eval().requires_grad_(False)  # what observers look at
         self.rng = Generator(device)
-        draw_from(self.model, self.rng)
         # 0-d tensors, so that a compiled or captured step reads them anew in each epoch
         self.epsilon, self.step_size, self.gamma, self.lr = (torch.zeros((), device=device) for _ in range(4))
         self.optimizer = stage.optimizer(self.model, self.lr)
@@ -133,7 +137,7 @@ class Learner:
     def refresh(self) -> Module:
         """Copy the model into its frozen twin, and return that."""
         with torch.no_grad():
-            for old, new in zip(_tensors(self.frozen), _tensors(self.model), strict=True):
+            for old, new in zip(tensors_of(self.frozen), tensors_of(self.model), strict=True):
                 old.copy_(new)
         return self.frozen
 
@@ -147,16 +151,6 @@ class Learner:
             (self.lr, phase.lr),
         ):
             dial.fill_(value)
-
-    def targets(self, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision, remember: bool) -> Targets:
-        """Return what a batch is fitted to, after moving the memory where this epoch remembers."""
-        if isinstance(supervision, CandidatesOnly):
-            return Targets(batch.candidates, prior=prior, transition=data.transition)
-        if remember:
-            with torch.no_grad():
-                probabilities = self.frozen(batch.x).softmax(1)
-            self.memory[batch.index] = remembered(self.memory[batch.index], probabilities, batch.candidates, supervision.beta)
-        return Targets(batch.candidates, self.gamma, guesses(self.memory[batch.index], batch.candidates))
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that must outlive the process, as named tensors."""
@@ -190,69 +184,98 @@ class Snapshot:
     agreement: float | None  # share of them whose prediction is the pseudo-label; None without pseudo-labels
     model: Module  # a frozen copy in eval mode
     memory: Tensor  # (n, K)
+    twin: Module  # the same model in the attack's precision
+    ascend: Ascend  # one ascent of an attack, as the engine runs it
 
 
 Observer = Callable[[Snapshot], None]
-Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
-Engine = Callable[[Step], Step]
 
 
-def eager(step: Step) -> Step:
-    """Run the step as it is written."""
-    return step
-
-
-def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = eager, observers: Sequence[Observer] = ()) -> None:
+def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()) -> None:
     """Train through the epochs of `stage` that `learner` has not done yet."""
+    with forked_rng():
+        for _ in fitting(learner, data, stage, seed=seed, engine=engine, observers=observers):
+            pass
+
+
+def fitting(
+    learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()
+) -> Iterator[None]:  # fmt: skip
+    """Do what `fit` does, and pause after each batch, so that several models can take turns; the global random state is the caller's to keep."""
     _check_labels(data, stage)
-    prior = data.prior()
+    precision = stage.precision.on(data.device)
+    prior, twin = data.prior(), Twin(learner.model, precision.attack)
+    model = InBf16(learner.model) if precision.update == "bf16" else learner.model
+    written = predicted, ascent, descent
+    quick = engine.part(predicted), engine.part(ascent), engine.part(descent)
+    follow = engine.part(Twin.follow)
 
     def step(index: Tensor, steps: int, remember: bool) -> Tensor:
+        predict, ascend, descend = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
         batch = data.batch(index, stage.augmentation, learner.rng)
-        frozen = learner.refresh()
-        targets = learner.targets(batch, data, prior, stage.supervision, remember)
-        adv = batch.x
-        if steps:
-            climb = stage.objective.climb(frozen, batch.x, targets)
-            adv = pgd(
-                frozen, batch.x, climb, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
-                norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng,
-            )  # fmt: skip
-        loss, logits = stage.objective.descend(learner.model, batch.x, adv, targets)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.optimizer.step()
-        return _tally(loss, logits, targets)
+        follow(twin)
+        with multiplying(precision.attack):
+            if remember:
+                _remember(learner.memory, batch, predict(twin, batch.x), stage.supervision)
+            targets = _targets(learner, batch, data, prior, stage.supervision)
+            adv = batch.x
+            if steps:
+                climb = stage.objective.climb(twin, batch.x, targets)
+                adv = pgd(
+                    twin, batch.x, climb, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
+                    norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng, ascend=ascend,
+                )  # fmt: skip
+        with multiplying(precision.update):
+            loss, tally = descend(stage.objective, model, batch.x, adv, targets)
+            learner.optimizer.zero_grad()
+            loss.backward()
+            learner.optimizer.step()
+        return tally
 
-    run = engine(step)
-    with forked_rng():
-        for epoch in range(learner.epoch + 1, stage.epochs + 1):
-            phase = stage.phase(epoch)
-            learner.turn(phase)
-            learner.rng.manual_seed(derive(seed, epoch))
-            torch.manual_seed(derive(seed, epoch, "global"))  # for modules of others, which draw from the global generator
-            totals = torch.zeros(4, device=data.device)
-            for index in shuffled(len(data), stage.batch_size, learner.rng):
-                totals += run(index, phase.budget.steps, phase.remember)
-            learner.epoch = epoch
-            snapshot = _snapshot(learner, phase, totals, stage)
-            for observe in observers:
-                observe(snapshot)
+    run = engine.whole(step, learner.rng)
+    for epoch in range(learner.epoch + 1, stage.epochs + 1):
+        phase = stage.phase(epoch)
+        learner.turn(phase)
+        twin.eval()  # whatever an observer did to it
+        learner.rng.manual_seed(derive(seed, epoch))
+        torch.manual_seed(derive(seed, epoch, "global"))  # for dropout and other modules, which draw from the global generator
+        totals = torch.zeros(4, device=data.device)
+        for index in shuffled(len(data), stage.batch_size, learner.rng):
+            totals += run(index, phase.budget.steps, phase.remember)
+            yield
+        learner.epoch = epoch
+        twin.follow()
+        snapshot = _snapshot(learner, phase, totals, stage, twin, quick[1])
+        for observe in observers:
+            observe(snapshot)
 
 
-def _tensors(model: Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def descent(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return the loss to descend, and (loss, inside, agreeing, images) summed over the batch, without waiting for the device."""
+    loss, logits = objective.descend(model, x, adv, targets)
+    return loss, _tally(loss, logits, targets)
+
+
+def _remember(memory: Tensor, batch: Batch, probabilities: Tensor, supervision: Supervision) -> None:
+    assert isinstance(supervision, PseudoLabels)
+    memory[batch.index] = remembered(memory[batch.index], probabilities, batch.candidates, supervision.beta)
+
+
+def _targets(learner: Learner, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision) -> Targets:
+    """Return what a batch is fitted to."""
+    if isinstance(supervision, CandidatesOnly):
+        return Targets(batch.candidates, prior=prior, transition=data.transition)
+    return Targets(batch.candidates, learner.gamma, guesses(learner.memory[batch.index], batch.candidates))
 
 
 def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
-    """Return (loss, inside, agreeing, images) summed over a batch, without waiting for the device."""
-    predicted = logits.detach().argmax(1)
-    inside = targets.candidates.gather(1, predicted[:, None]).sum()
-    agreeing = inside if targets.guess is None else (predicted == targets.guess).sum()
+    prediction = logits.detach().argmax(1)
+    inside = targets.candidates.gather(1, prediction[:, None]).sum()
+    agreeing = inside if targets.guess is None else (prediction == targets.guess).sum()
     return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
 
 
-def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage) -> Snapshot:
+def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin: Module, ascend: Ascend) -> Snapshot:
     """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
     loss, inside, agreeing, images = totals.tolist()
     finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())
@@ -262,7 +285,7 @@ def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage) -> S
             f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
         )
     agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None
-    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone())
+    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone(), twin, ascend)
 
 
 def _check_labels(data: WeakData, stage: Stage) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.acceleration import replayed
-from atcl.attacks import Threat, device_of, evaluating
+from atcl.attacks import Ascend, Threat, ascent, device_of, evaluating, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, judged, machine, path_of
 from atcl.errors import AtclError, pick
-from atcl.evaluation import ATTACKS, Attack
+from atcl.evaluation import ATTACKS, Attack, cross_entropy
 from atcl.masking import suspicions
-from atcl.seeds import forked_rng
+from atcl.seeds import forked_rng, generator
 from atcl.truth import Split, Truth
 
 WORST = "worst"  # the pointwise worst case over everything run
@@ -96,6 +96,21 @@ def measure(
         told = {"about": f"for each image the worst of {', '.join(chosen)}", **asdict(threat)}
         found[WORST] = _measured(standing[:images], seed, batch_size, sum(one.seconds for one in found.values()), told, {}, where)
     return found
+
+
+def glance(model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, seed: int = 0, batch_size: int = 1000) -> dict[str, float]:
+    """Return the accuracies that may choose an epoch, natural and under PGD20 crafted on `twin` and judged on `model`, without waiting in between."""
+    device = device_of(model, test.x.device)
+    counts = torch.zeros(2, device=device)
+    for number, (images, truth) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
+        x, labels = as_float(images.to(device, non_blocking=True)), truth.to(device, non_blocking=True)
+        quick = ascend if len(x) == batch_size else ascent  # a last, smaller batch is not worth compiling for
+        adv = pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, rng=generator(device, seed, number), ascend=quick)
+        with torch.no_grad():
+            right = model(x).argmax(1) == labels
+            counts += torch.stack([right.sum(), (right & (model(adv).argmax(1) == labels)).sum()])
+    natural, pgd20 = (100 * counts / len(test)).tolist()
+    return {"natural": natural, "pgd20": pgd20}
 
 
 def withstood(

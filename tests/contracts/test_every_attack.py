@@ -119,7 +119,7 @@ def test_images_that_are_no_floats_and_steps_below_zero_are_refused(model: nn.Mo
             pgd(model, x, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=steps, rng=rng)
     for wrong in ({"norm": "l3"}, {"start": "zero"}):
         with pytest.raises(AtclError, match="unknown"):
-            pgd(model, IMAGES, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=1, rng=rng, **wrong)
+            pgd(model, IMAGES, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=1, rng=rng, **wrong)  # type: ignore[arg-type]
 
 
 def test_margin_stops_at_its_confidence() -> None:

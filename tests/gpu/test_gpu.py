@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from atcl.engines import Engine, Step
 from atcl.heldout import judge
 from atcl.labels import Ordinary
-from atcl.running import Watcher, train
+from atcl.running import train
 from atcl.schedules import Constant
+from atcl.stages import Watcher
 from atcl.supervision import relabel
-from atcl.training import Adam, Learner, Stage, Step, fit
+from atcl.training import Adam, Learner, Stage, fit
 from atcl.transitions import estimated_transition
 from tests import tiny
 
@@ -45,6 +47,11 @@ def unsynchronised(step: Step) -> Step:
     return run
 
 
+class Unsynchronised(Engine):
+    def whole(self, step: Step, rng: Generator) -> Step:
+        return unsynchronised(step)
+
+
 def test_positive_control_a_step_that_waits_is_caught() -> None:
     waits = unsynchronised(lambda index, steps, remember: index + index.sum().item())
     waits(torch.ones(2, device="cuda"), 0, False)
@@ -58,7 +65,7 @@ def test_a_step_never_waits_for_the_gpu(name: str) -> None:
     for stage in recipe.stages:
         labels = Ordinary() if stage.teacher != "none" else recipe.labels
         data = tiny.problem(labels).train.to(torch.device("cuda"))
-        fit(Learner(tiny.TinyNet(), data, stage), data, stage, seed=0, engine=unsynchronised)
+        fit(Learner(tiny.TinyNet(), data, stage), data, stage, seed=0, engine=Unsynchronised())
 
 
 def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:

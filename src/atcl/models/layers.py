@@ -3,22 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Generator, Tensor, nn
-
-
-class Dropout(nn.Module):
-    """Dropout that draws from a generator of its owner, so that a run depends on its own seed alone."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.rng: Generator | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        kept = torch.rand(x.shape, generator=self.rng, device=x.device) >= self.p
-        return x * kept / (1 - self.p)
+from torch import Tensor, nn
 
 
 class Normalize(nn.Module):
@@ -34,13 +19,6 @@ class Normalize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.deviation
-
-
-def draw_from(model: nn.Module, rng: Generator) -> None:
-    """Let every `Dropout` of a model draw from `rng`."""
-    for module in model.modules():
-        if isinstance(module, Dropout):
-            module.rng = rng
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

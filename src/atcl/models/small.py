@@ -5,7 +5,6 @@ from math import prod
 from torch import Tensor, nn
 
 from atcl.errors import AtclError
-from atcl.models.layers import Dropout
 
 
 class SmallCNN(nn.Module):
@@ -23,7 +22,7 @@ class SmallCNN(nn.Module):
         left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
         last = nn.Linear(200, classes)
         self.classifier = nn.Sequential(
-            *(nn.Linear(64 * prod(left), 200), nn.ReLU(), Dropout(0.5), nn.Linear(200, 200), nn.ReLU(), last),
+            *(nn.Linear(64 * prod(left), 200), nn.ReLU(), nn.Dropout(0.5), nn.Linear(200, 200), nn.ReLU(), last),
         )
         for module in self.features:
             if isinstance(module, nn.Conv2d):

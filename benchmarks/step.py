@@ -1,0 +1,159 @@
+"""One training step: the official way, and ours in each engine and precision, in one process.
+
+python benchmarks/step.py --recipe kuzushiji/warmup-pla --repeats 20
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from official import Official
+from torch.utils.flop_counter import FlopCounterMode
+
+from atcl.batches import WeakData, as_float, rule_out
+from atcl.engines import engine_of
+from atcl.environment import environment, repeatable, resolve
+from atcl.models import MODELS
+from atcl.packing import together
+from atcl.precisions import Precision
+from atcl.recipes import recipe
+from atcl.schedules import Constant
+from atcl.supervision import PseudoLabels
+from atcl.training import Learner, Stage, fitting
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is timed."""
+
+    recipe: str = "kuzushiji/warmup-pla"
+    """whose last stage is run at full strength, with the memory of predictions updated"""
+    ways: tuple[str, ...] = ("eager/fp32/fp32", "captured/fp32/fp32", "captured/tf32/tf32", "captured/bf16/tf32", "captured/bf16/bf16")
+    """engine/precision of the attack/precision of the update"""
+    together: tuple[int, ...] = ()
+    """numbers of models trained at once in the last of the ways"""
+    repeats: int = 20
+    images: int = 4096
+    device: str = "auto"
+    limit: float = 500.0
+    """seconds after which no further way is begun"""
+    out: Path | None = None
+    """also write a JSON file"""
+
+
+def milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median time of one piece of work, after three that do not count."""
+    times = []
+    for number in range(repeats + 3):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if number >= 3:
+            times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def problem(options: Options, device: torch.device) -> tuple[Stage, WeakData, Callable[[], torch.nn.Module], torch.Tensor]:
+    """Return a stage at full strength, random data of the recipe's shape, a maker of models, and the complementary labels."""
+    wanted = recipe(options.recipe)
+    stage = replace(wanted.stages[-1], strength=Constant(1.0), gamma=Constant(0.5), supervision=PseudoLabels(), epochs=10**6)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (options.images, *wanted.shape), dtype=torch.uint8, generator=rng)
+    complementary = torch.randint(0, 10, (options.images,), generator=rng)
+    data = WeakData(x, rule_out(options.images, 10, complementary)).to(device)
+    return stage, data, lambda: MODELS[wanted.model](10, wanted.shape), complementary
+
+
+def operations(stage: Stage, data: WeakData, build: Callable[[], torch.nn.Module]) -> int:
+    """Return the floating-point operations of a step: a pass forward counted, an input gradient as dear as that, a gradient of the weights too."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        build().to(data.device)(data.x[: stage.batch_size].float())
+    return int(counter.get_total_flops()) * (1 + 2 * stage.budget.steps + 3)  # memory, attack, update
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Return the operations a second of a large bf16 matrix product on random numbers."""
+    size = 8192 if device.type == "cuda" else 1024
+    one, two = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32) for _ in range(2))
+    return 2 * size**3 / (milliseconds(lambda: one @ two, 10, device) / 1000)
+
+
+def ours(options: Options, way: str, models: int, device: torch.device) -> dict[str, Any]:
+    """Time a step of one way, for so many models at once."""
+    name, attack, update = way.split("/")
+    stage, data, build, _ = problem(options, device)
+    stage = replace(stage, precision=Precision(attack, update))  # type: ignore[arg-type]
+    chosen = replace(engine_of(name, device, 10**9), name=name)
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    times: list[float] = []
+
+    def task(timed: bool):  # type: ignore[no-untyped-def]
+        learner = Learner(build(), data, stage)
+        last = time.perf_counter()
+        for number, _ in enumerate(fitting(learner, data, stage, seed=0, engine=chosen)):
+            if timed:
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                now = time.perf_counter()
+                times.append(1000 * (now - last))
+                last = now
+            if number == options.repeats + 5:
+                return
+            yield
+
+    together([task(number == 0) for number in range(models)], device)
+    peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else None
+    step = statistics.median(times[6:]) / models
+    return {"way": way, "models": models, "ms": step, "peak_gib": peak, "warm_up_s": time.perf_counter() - began - sum(times[6:]) / 1000}
+
+
+def main(options: Options) -> None:
+    """Time each way, print a table, keep it where asked for."""
+    began = time.perf_counter()
+    device = resolve(options.device)
+    stage, data, build, complementary = problem(options, device)
+    about = f"{options.recipe}, batch {stage.batch_size}, {stage.budget.steps} attack steps, with the memory update"
+    told: dict[str, Any] = {"about": about, "options": asdict(options) | {"out": None}, "environment": environment(device)}
+    rate, flops = matrix_rate(device), operations(stage, data, build)
+    told |= {"flops": flops, "matrix_flops_per_second": rate, "limit_ms": 1000 * flops / rate, "rows": []}
+    print(f"{told['about']}\n{told['environment']}")
+    print(f"{flops / 1e9:.0f} GFLOP at {rate / 1e12:.1f} TFLOP/s: {told['limit_ms']:.2f} ms\n", flush=True)
+    official = Official(
+        build().to(device), as_float(data.x.cpu()), complementary, stage.budget.epsilon, stage.budget.step_size, stage.budget.steps
+    )  # fmt: skip
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = True, False
+    index = torch.arange(stage.batch_size)
+    with repeatable(False):
+        theirs = milliseconds(lambda: official.step(index), options.repeats, device)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32 = before
+    told["official_ms"] = theirs
+    print(f"{'way':28} {'models':>6} {'ms':>9} {'ratio':>7} {'of limit':>9} {'peak GiB':>9} {'warm-up s':>9}")
+    print(f"{'as the official code':28} {1:6} {theirs:9.2f} {1:7.2f} {told['limit_ms'] / theirs:9.1%}", flush=True)
+    for way, models in [*((way, 1) for way in options.ways), *((options.ways[-1], number) for number in options.together)]:
+        if time.perf_counter() - began > options.limit:
+            print(f"{way}: no time left")
+            continue
+        row = ours(options, way, models, device)
+        row |= {"ratio": theirs / row["ms"], "share_of_limit": told["limit_ms"] / row["ms"]}
+        told["rows"].append(row)
+        peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+        print(f"{way:28} {models:6} {row['ms']:9.2f} {row['ratio']:7.2f} {row['share_of_limit']:9.1%} {peak:>9} {row['warm_up_s']:9.1f}", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(told, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,141 @@
+"""How a training step is carried out: as it is written, compiled, or recorded in a CUDA graph. The loop does not know which."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+from atcl.errors import AtclError, pick
+
+Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
+Part = TypeVar("Part", bound=Callable[..., Any])
+Say = Callable[[str], None]
+
+PLAIN = 2  # times that a step runs as it is written before it is recorded: libraries choose their kernels, the optimiser makes its state
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What becomes of the parts of a step that are functions of tensors alone, and of the step as a whole."""
+
+    name: str = "eager"
+    compiles: bool = False
+    records: bool = False
+    say: Say = print
+
+    @property
+    def about(self) -> str:
+        """Its name, and that it leaves compiling out where it does."""
+        return self.name + (", not compiled" if self.records and not self.compiles else "")
+
+    def part(self, function: Part) -> Part:
+        """Return a part of the step as this engine runs it."""
+        return compiled(function, self.say) if self.compiles else function
+
+    def whole(self, step: Step, rng: Generator) -> Step:
+        """Return the step, which draws from `rng`, as this engine runs it."""
+        return recorded(step, rng) if self.records else step
+
+
+EAGER = Engine()
+
+ENGINES: dict[str, tuple[bool, bool, str]] = {  # compiles, records
+    "eager": (False, False, "the step as it is written"),
+    "compiled": (True, False, "torch.compile for the parts of the step"),
+    "captured": (True, True, "the same, and one CUDA graph around the whole step"),
+}
+
+WORTH = 50_000  # passes through the model from which compiling, which takes half a minute, pays on a GPU
+
+
+def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bool = False, waits: bool = False, say: Say = print) -> Engine:
+    """Return the engine of a name; `auto` picks by the device, the size of the job, and whether the model makes the host wait."""
+    if name == "auto":
+        if device.type != "cuda":
+            return Engine("eager", say=say)
+        compiles = passes >= WORTH and not deterministic
+        return Engine("captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, say)
+    compiles, records, _ = pick(ENGINES, name, "engine")
+    if records and device.type != "cuda":
+        raise AtclError(f"the engine {name} records CUDA graphs, and the device is {device.type}: give --engine auto, eager or compiled")
+    if records and waits:
+        raise AtclError(f"the engine {name} cannot record a step that makes the host wait for the GPU: give --engine auto, eager or compiled")
+    return Engine(name, compiles and not deterministic, records, say)
+
+
+def compiled(function: Part, say: Say = print) -> Part:
+    """Return the function compiled for the shapes that it meets; where that fails, the function as it is written."""
+    # the same random numbers as in the other engines, not those of the compiler's own generator
+    quick = torch.compile(function, dynamic=False, options={"fallback_random": True})
+    failed = False
+
+    def run(*arguments: Any) -> Any:
+        nonlocal failed
+        if failed:
+            return function(*arguments)
+        try:
+            return quick(*arguments)
+        except Exception as error:  # whatever it is: as it is written, the function is right, or raises an error of its own
+            failed = True
+            say(f"not compiled, which is slower and nothing else: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            return function(*arguments)
+
+    return run  # type: ignore[return-value]
+
+
+def recorded(step: Step, rng: Generator) -> Step:
+    """Return a step that is replayed from a CUDA graph, one for each kind of batch, after it was run a few times as it is written."""
+    plays: Counter[tuple[int, int, bool]] = Counter()
+    recordings: dict[tuple[int, int, bool], Recording] = {}
+
+    def run(index: Tensor, steps: int, remember: bool) -> Tensor:
+        kind = (len(index), steps, remember)
+        if plays[kind] < PLAIN:
+            plays[kind] += 1
+            return step(index, steps, remember)
+        if kind not in recordings:
+            for old in [other for other in recordings if other[1:] != kind[1:]]:  # of an epoch that is over
+                del recordings[old]
+            recordings[kind] = Recording(step, index, steps, remember, rng)
+        return recordings[kind].play(index)
+
+    return run
+
+
+class Recording:
+    """One kind of step in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
+
+    def __init__(self, step: Step, index: Tensor, steps: int, remember: bool, rng: Generator) -> None:
+        self.index = index.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(rng)
+        # others may use the GPU meanwhile: only what this thread does is recorded
+        with torch.cuda.device(index.device), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.tally = step(self.index, steps, remember)
+
+    def play(self, index: Tensor) -> Tensor:
+        """Carry the step out for a batch."""
+        self.index.copy_(index)
+        self.graph.replay()
+        return self.tally
+
+
+def waits(model: Module, x: Tensor) -> bool:
+    """Tell whether a model in training makes the host wait for the GPU, as one that looks at values does: it cannot be recorded."""
+    if not x.is_cuda:
+        return False
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        for mode in ("default", "error"):  # the first pass may set things up
+            torch.cuda.set_sync_debug_mode(mode)
+            model(x).sum().backward()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+        model.zero_grad()
+    return False

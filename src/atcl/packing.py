@@ -1,0 +1,59 @@
+"""Several runs in one process on one device, taking turns: while the host prepares one, the GPU works on the others."""
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+
+from atcl.seeds import OwnRandom
+
+T = TypeVar("T")
+Task = Generator[None, None, T]  # pauses after each piece of work, and returns what came out
+
+
+@dataclass
+class Lane(Generic[T]):
+    """One of them, with a stream and a global random state of its own."""
+
+    task: Task[T]
+    stream: torch.cuda.Stream | None
+    random: OwnRandom = field(default_factory=OwnRandom)
+    outcome: T | None = None
+
+    def advance(self) -> bool:
+        """Do the next piece; tell whether there is more."""
+        stream: AbstractContextManager[object] = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        with stream, self.random():
+            try:
+                next(self.task)
+            except StopIteration as end:
+                self.outcome = end.value
+                return False
+        return True
+
+
+def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
+    """Carry out all tasks, in turns; each draws the random numbers that it would draw alone.
+
+    An error in the first turn, before anything is trained, stops all; a later one stops its own task, and is raised when the others are done.
+    """
+    lanes = [Lane(task, torch.cuda.Stream(device) if device.type == "cuda" and len(tasks) > 1 else None) for task in tasks]
+    errors: list[Exception] = []
+    try:
+        active = [lane for lane in lanes if lane.advance()]
+        while active:
+            for lane in list(active):
+                try:
+                    if not lane.advance():
+                        active.remove(lane)
+                except Exception as error:
+                    active.remove(lane)
+                    errors.append(error)
+    finally:
+        for task in tasks:
+            task.close()
+    if errors:
+        raise errors[0]
+    return [lane.outcome for lane in lanes]  # type: ignore[misc]

@@ -1,0 +1,165 @@
+"""Engines on a GPU: recorded steps draw, compute, resume and share the device as they should; without a GPU these tests skip."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atcl.engines import EAGER, PLAIN, Engine, Recording, engine_of, waits
+from atcl.precisions import Precision
+from atcl.recipes import Recipe
+from atcl.running import train, train_together
+from atcl.runs import Problem
+from atcl.stages import Watcher
+from atcl.training import Learner, Stage, fit
+from atcl.twins import tensors_of
+from tests import tiny
+from tests.test_engines import KINDS, hold_parts, said
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none"),
+    pytest.mark.filterwarnings("ignore"),  # PyTorch warns of its own compiler
+]
+
+CUDA = torch.device("cuda")
+RECORDED = Engine("captured", compiles=False, records=True)
+
+
+@pytest.fixture(autouse=True)
+def _as_new() -> None:
+    torch.compiler.reset()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_compiled_parts_do_what_is_written(name: str) -> None:
+    hold_parts(*KINDS[name], CUDA, said)
+
+
+def learnt(recipe: Recipe, stage: Stage, engine: Engine) -> tuple[Tensor, Tensor]:
+    """The weights after a stage, and where the generator stands."""
+    data = tiny.problem(recipe.labels).train.to(CUDA)
+    torch.manual_seed(0)
+    learner = Learner(tiny.TinyNet(), data, stage)
+    fit(learner, data, stage, seed=0, engine=engine)
+    return torch.cat([tensor.flatten().float() for tensor in tensors_of(learner.model)]), learner.rng.get_state()
+
+
+@pytest.mark.parametrize("name", tiny.RECIPES)
+def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
+    recipe = tiny.RECIPES[name]
+    for stage in recipe.stages:
+        if stage.teacher != "none":
+            continue
+        longer = replace(stage, precision=Precision(), epochs=max(stage.epochs, PLAIN + 3))  # so that the last batch is recorded too
+        (plain, drawn), (recorded, drawn_too) = (learnt(recipe, longer, engine) for engine in (EAGER, RECORDED))
+        assert torch.equal(drawn, drawn_too)
+        torch.testing.assert_close(plain, recorded, rtol=1e-3, atol=1e-4)
+
+
+def test_a_recorded_step_is_really_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plays: list[int] = []
+    play = Recording.play
+
+    def counting(self: Recording, index: Tensor) -> Tensor:
+        plays.append(len(index))
+        return play(self, index)
+
+    monkeypatch.setattr(Recording, "play", counting)
+    recipe = tiny.RECIPES["digits/oracle"]
+    learnt(recipe, recipe.stages[0], RECORDED)
+    assert plays == [8, 8, 8, 8, 4, 8, 8, 4, 8, 8, 4][: len(plays)]
+    assert len(plays) == 15 - 2 * PLAIN
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "fp32")])
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "cifar10/trades", "mnist/two-stage"])
+def test_each_precision_trains_in_a_compiled_recorded_engine(name: str, kinds: tuple[str, str], tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    precision = Precision(*kinds)  # type: ignore[arg-type]
+    recipe = replace(recipe, stages=tuple(replace(stage, precision=precision) for stage in recipe.stages))
+    watcher = Listener()
+    run = train(
+        recipe, seed=1, out=tmp_path, device="cuda", engine="captured", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, watcher=watcher
+    )  # fmt: skip
+    assert run.result["engine"]["name"] == "captured"
+    assert run.result["engine"]["peak_gpu_bytes"] > 0
+    assert watcher.heard == ["engine captured on cuda"]  # nothing failed to compile
+
+
+class Listener(Watcher):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.heard.append(text)
+
+
+def weights(folder: Path) -> Tensor:
+    from safetensors.torch import load_file
+
+    return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(folder / "model.safetensors").items())])
+
+
+def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["cifar10/warmup-pla"]
+    problem = tiny.problem(recipe.labels)
+    shared = {"device": "cuda", "problem": problem, "build": tiny.TinyNet, "deterministic": True}
+    train_together(recipe, seeds=[1, 2, 3], outs=[tmp_path / f"together-{seed}" for seed in (1, 2, 3)], **shared)  # type: ignore[arg-type]
+    for seed in (1, 2, 3):
+        train(recipe, seed=seed, out=tmp_path / f"alone-{seed}", **shared)  # type: ignore[arg-type]
+        assert torch.equal(weights(tmp_path / f"together-{seed}"), weights(tmp_path / f"alone-{seed}"))
+    assert not torch.equal(weights(tmp_path / "alone-1"), weights(tmp_path / "alone-2"))
+
+
+@pytest.mark.parametrize("name", ["cifar10/warmup-pla", "digits/warmup-pla-k"])
+def test_a_deterministic_run_that_was_stopped_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    recipe = replace(recipe, stages=tuple(replace(stage, epochs=8) for stage in recipe.stages))
+    problem = tiny.problem(recipe.labels)
+
+    class Stop(Exception):
+        pass
+
+    class Stopper(Watcher):
+        def epoch(self, record: dict[str, object]) -> None:
+            if record["epoch"] == 5:
+                raise Stop
+
+    shared = {"seed": 1, "device": "cuda", "problem": problem, "build": tiny.TinyNet, "deterministic": True, "engine": "captured"}
+    train(recipe, out=tmp_path / "whole", **shared)  # type: ignore[arg-type]
+    with pytest.raises(Stop):
+        train(recipe, out=tmp_path / "cut", watcher=Stopper(), **shared)  # type: ignore[arg-type]
+    train(recipe, out=tmp_path / "cut", **shared)  # type: ignore[arg-type]
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+
+
+class Looking(nn.Module):
+    """A model that looks at a value on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny.TinyNet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        return logits * 2 if float(logits.sum()) > 0 else logits
+
+
+def test_a_model_that_waits_is_not_recorded_and_trains_all_the_same(tmp_path: Path) -> None:
+    assert waits(Looking().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
+    assert not waits(tiny.TinyNet().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
+    recipe = tiny.RECIPES["digits/oracle"]
+    run = train(recipe, out=tmp_path, device="cuda", problem=tiny.problem(recipe.labels), build=Looking)
+    assert run.result["engine"]["name"] == "eager"
+
+
+def test_images_in_the_hosts_memory_are_not_recorded() -> None:
+    problem: Problem = tiny.problem(tiny.RECIPES["digits/oracle"].labels)
+    data = problem.train.to(CUDA, room=0)
+    (stage,) = tiny.RECIPES["digits/oracle"].stages
+    fit(Learner(tiny.TinyNet(), data, stage), data, stage, seed=0, engine=engine_of("auto", CUDA, 0, waits=True))

@@ -1,0 +1,239 @@
+"""Engines are held to each other: the same attack, the same loss, the same gradients, the same random draws."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atcl.attacks import NORMS, ascent
+from atcl.batches import as_float
+from atcl.engines import ENGINES, Part, compiled, engine_of
+from atcl.errors import AtclError
+from atcl.losses import Targets
+from atcl.models import SmallCNN, preact_resnet18, resnet18
+from atcl.objectives import Objective
+from atcl.precisions import InBf16, Precision
+from atcl.recipes import Recipe
+from atcl.running import passes
+from atcl.supervision import PseudoLabels, blank_memory, guesses
+from atcl.training import Learner, Stage, descent, fit
+from atcl.twins import Twin
+from tests import tiny
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch warns of its own compiler
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    torch.compiler.reset()
+
+
+def kinds() -> dict[str, tuple[Recipe, Stage]]:
+    """One recipe for each kind of step: what is attacked and descended, and how it is supervised."""
+    found: dict[tuple[Objective, bool, str], tuple[str, Recipe, Stage]] = {}
+    for name, recipe in tiny.RECIPES.items():
+        for stage in recipe.stages:
+            found.setdefault((stage.objective, isinstance(stage.supervision, PseudoLabels), stage.budget.norm), (name, recipe, stage))
+    return {f"{name}-{number}": (recipe, stage) for number, (name, recipe, stage) in enumerate(found.values())}
+
+
+KINDS = kinds()
+
+
+def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[nn.Module, Twin, Tensor, Targets]:
+    """A model, its twin, images, and what they are fitted to, as a step of the stage would have them."""
+    torch.manual_seed(0)
+    data = tiny.problem(recipe.labels).train.to(device)
+    model = tiny.TinyNet().to(device)
+    x, candidates = as_float(data.x[:8]), data.candidates[:8]
+    targets = Targets(candidates, prior=data.prior(), transition=data.transition)
+    if isinstance(stage.supervision, PseudoLabels):
+        targets = Targets(candidates, torch.tensor(0.5, device=device), guesses(blank_memory(candidates), candidates))
+    return model, Twin(model), x, targets
+
+
+def hold_parts(recipe: Recipe, stage: Stage, device: torch.device, run: Callable[[Any], Any]) -> None:
+    """One ascent and one descent, run otherwise, do what is written."""
+    model, twin, x, targets = prepared(recipe, stage, device)
+    climb = stage.objective.climb(twin, x, targets)
+    epsilon, step_size = torch.tensor(0.3, device=device), torch.tensor(0.01, device=device)
+    arguments = (twin, x, (x + 0.05).clamp(0, 1), climb, epsilon, step_size, NORMS[stage.budget.norm])
+    plain, quick = ascent(*arguments), run(ascent)(*arguments)
+    assert (plain == quick).float().mean() >= 0.98  # the sign amplifies rounding
+    assert not torch.equal(plain, x)
+    results = []
+    for function in (descent, run(descent)):
+        torch.manual_seed(1)  # dropout
+        model.zero_grad()
+        loss, tally = function(stage.objective, model, x, plain, targets)
+        loss.backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        results.append((loss.detach(), tally, gradient))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[0][1][1:], results[1][1][1:])
+    assert (results[0][2] - results[1][2]).norm() <= 1e-4 * results[0][2].norm() + 1e-8
+
+
+def said(function: Part) -> Part:
+    """Compile, and fail where that fails."""
+
+    def complain(text: str) -> None:
+        raise AssertionError(text)
+
+    return compiled(function, complain)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_compiled_parts_do_what_is_written(name: str) -> None:
+    hold_parts(*KINDS[name], CPU, said)
+
+
+def test_positive_control_a_part_that_does_something_else_is_caught() -> None:
+    def other(function: Part) -> Part:
+        return lambda *arguments: function(*arguments) if len(arguments) == 5 else arguments[1]  # type: ignore[return-value]
+
+    with pytest.raises(AssertionError):
+        hold_parts(*next(iter(KINDS.values())), CPU, other)
+
+
+def test_a_compiled_run_learns_what_the_written_one_learns() -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    (stage,) = recipe.stages
+    weights = []
+    for name, seed, epochs in (("eager", 0, 0), ("eager", 0, 5), ("compiled", 0, 5), ("eager", 1, 5)):
+        data = tiny.problem(recipe.labels).train
+        torch.manual_seed(0)
+        learner = Learner(tiny.TinyNet(), data, stage)
+        if epochs:
+            fit(learner, data, stage, seed=seed, engine=engine_of(name, CPU, 0))
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()]))
+    start, *others = weights
+    written, compiled, other = (weight - start for weight in others)
+    assert (written - compiled).norm() < 0.1 * written.norm()
+    assert (written - other).norm() > 0.3 * written.norm()  # as far as another seed leads
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def failing(x: Tensor) -> Tensor:
+        raise ValueError("not in a compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: failing)
+    run: Callable[[Tensor], Tensor] = compiled(lambda x: x + 1, said.append)
+    assert [run(torch.tensor(1.0)).item() for _ in range(2)] == [2.0, 2.0]
+    assert len(said) == 1
+    assert said[0].startswith("not compiled, which is slower and nothing else")
+
+
+def test_auto_goes_by_device_and_size_and_an_impossible_wish_is_refused() -> None:
+    cuda = torch.device("cuda")
+    assert engine_of("auto", CPU, 10**9).about == "eager"
+    assert engine_of("auto", cuda, 10**9).about == "captured"
+    assert engine_of("auto", cuda, 10).about == "captured, not compiled"
+    assert engine_of("auto", cuda, 10**9, deterministic=True).about == "captured, not compiled"
+    assert engine_of("auto", cuda, 10**9, waits=True).about == "compiled"
+    assert engine_of("auto", cuda, 10, waits=True).about == "eager"
+    with pytest.raises(AtclError, match="records CUDA graphs, and the device is cpu"):
+        engine_of("captured", CPU, 0)
+    with pytest.raises(AtclError, match="makes the host wait"):
+        engine_of("captured", cuda, 0, waits=True)
+    with pytest.raises(AtclError, match="unknown engine 'fast'"):
+        engine_of("fast", CPU, 0)
+    assert [engine_of(name, cuda, 0).name for name in ENGINES] == list(ENGINES)
+
+
+def test_the_size_of_a_job_counts_passes() -> None:
+    recipe = tiny.RECIPES["digits/oracle"]
+    assert passes(recipe, 20) == 5 * 3 * (3 + 2 * 2)  # epochs, batches, update and two attack steps forth and back
+
+
+class Odd(nn.Module):
+    """Convolutions of few and many channels, with and without bias, before normalisations, shared, and on their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.norm = nn.Conv2d(3, 8, (3, 2), padding=(2, 1), bias=False), nn.BatchNorm2d(8)
+        self.many, self.plain = nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8, affine=False)
+        self.twice, self.shared = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.pool, self.last = nn.MaxPool2d(2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.norm(self.few(x)).relu())
+        x = self.plain(self.many(x)).relu()
+        x = self.shared(self.twice(x)) + self.shared(self.twice(x + 1))
+        return self.last(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def lived_in(model: nn.Module) -> nn.Module:
+    """A model with statistics that no fresh one has."""
+    for _ in range(3):
+        model.train()(torch.rand(8, 3, 17, 19))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+    return model.eval()
+
+
+@pytest.mark.parametrize("build", [Odd, lambda: resnet18(4), lambda: preact_resnet18(4), lambda: SmallCNN(4, (3, 17, 19))])
+def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = build()
+    twin = Twin(model, settle=True)
+    lived_in(model)
+    twin.follow()
+    x = torch.rand(2, 3, 17, 19, requires_grad=True)
+    ours, theirs = twin(x), model(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
+    assert len(twin.settled) >= 2
+
+
+def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:
+    model = Odd()
+    assert {name for name, module in Twin(model, settle=True).named_modules() if isinstance(module, nn.BatchNorm2d)} == {"model.shared"}
+
+    class Looking(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if float(x.sum()) > 0 else super().forward(-x)
+
+    looking = Looking()
+    twin = Twin(looking, settle=True)
+    assert all(one.sources[1] is None for one in twin.settled)
+    x = torch.rand(2, 3, 9, 9)
+    torch.testing.assert_close(twin(x), looking.eval()(x))
+
+
+def test_a_twin_follows_in_its_own_precision_and_leaves_statistics_whole() -> None:
+    model = tiny.TinyNet()
+    twin = Twin(model, "bf16")
+    x = torch.rand(8, *tiny.SHAPE)
+    for _ in range(2):
+        model.train()(x).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        twin.follow()
+        logits = twin(x)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, model.eval()(x), rtol=0.05, atol=0.05)
+    assert {tensor.dtype for tensor in twin.parameters()} == {torch.bfloat16, torch.float32}
+    assert {name: tensor.dtype for name, tensor in twin.named_buffers()}["model.layers.1.running_var"] == torch.float32
+    assert not any(tensor.requires_grad for tensor in twin.parameters())
+
+
+def test_a_cpu_computes_in_fp32() -> None:
+    assert Precision("bf16", "tf32").on(CPU) == Precision()
+    assert Precision("bf16", "tf32").on(torch.device("cuda")) == Precision("bf16", "tf32")
+
+
+def test_the_update_in_bf16_returns_fp32_and_gradients_for_fp32_weights() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    logits = InBf16(model)(torch.rand(3, 1, 2, 2))
+    logits.sum().backward()
+    assert logits.dtype == torch.float32
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
