@@ -14,7 +14,7 @@ BLIND = (
 )  # fmt: skip
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "running", "predicting",
-    "experiments", "listing", "console", "commands", "cli",
+    "paper", "experiments", "ledger", "estimates", "reports", "headline", "reproducing", "listing", "console", "commands", "cli",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from atcl.data import DATASETS, Release, Source
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS
 from atcl.exporting import EXPORTS
+from atcl.headline import cards, described
 from atcl.labels import LABELS
 from atcl.losses import LOSSES
 from atcl.models import MODELS
@@ -39,4 +40,5 @@ LISTED: dict[str, Mapping[str, str]] = {
     "rules": {name: rule.about if rule else "no choice: the last epoch" for name, rule in RULES.items()},
     "exports": {name: format.about for name, format in EXPORTS.items()},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
+    "weights": {name: described(card) for name, card in cards().items()},
 }

@@ -20,6 +20,7 @@ from atcl.errors import AtclError, pick
 from atcl.files import clear_parts, read_json, sole_writer, write_json, write_whole
 from atcl.heldout import check_invertible, judge
 from atcl.labels import Given, weaken
+from atcl.paper import card
 from atcl.recipes import OWN, Recipe, recipe
 from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
@@ -258,7 +259,7 @@ def _finish(run: Run, problem: Problem, position: Position) -> None:
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
         "selection": {"rule": rule, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics["chosen"], "flags": None, "published": None,
+        "metrics": metrics["chosen"], "flags": None, "published": card(run.recipe),
         "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
         "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
         "data": {name: told[name] for name in ("data", "held", "test")},
