@@ -2,6 +2,7 @@
 
 import io
 import json
+import multiprocessing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from atcl.files import read_json, write_json
 from atcl.ledger import Job, attacks_of, entries, jobs_of, store
 from atcl.paper import Asked
 from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.reproducing import carry_out, fill, planned
+from atcl.reproducing import Attached, carry_out, fill, planned
 from atcl.runs import Run
 
 SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
@@ -115,6 +116,16 @@ def test_a_run_that_fails_beside_others_is_named_in_one_line(tmp_path: Path, qui
         fill(jobs, quiet, workers=2)
     assert "\n" not in str(said.value)
     assert not endless.path.exists()
+
+
+def test_a_run_does_not_outlive_the_command_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = multiprocessing.Process()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(parent, "is_alive", lambda: True)
+    Attached().epoch({})
+    monkeypatch.setattr(parent, "is_alive", lambda: False)
+    with pytest.raises(SystemExit):
+        Attached().epoch({})
 
 
 def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,7 @@ class Job:
     @property
     def possible(self) -> bool:
         """Whether it can be done: one that is only to be measured needs the model that the ledger speaks of."""
-        there = self.folder / "result.json"
-        return self.new or (there.exists() and read_json(there)["model"] == read_json(self.path)["model"])
+        return self.new or _weights(self.folder / "result.json") == _weights(self.path)
 
 
 def result_path(results: Path, what: Asked, seed: int) -> Path:
@@ -119,3 +118,9 @@ def entries(experiment: Experiment, results: Path, what: Asked) -> list[Entry]:
                 raise AtclError(f"{path} was made with other settings than {what.words} has now: remove it, and it is made again")
             found.append(Entry(path, seed, told))
     return found
+
+
+def _weights(path: Path) -> Any:
+    """Return the digest of the model that a result speaks of; nothing equals what cannot be read."""
+    told = read_json(path) if path.exists() else None
+    return told["model"] if isinstance(told, dict) and "model" in told else object()

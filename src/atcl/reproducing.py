@@ -170,10 +170,11 @@ def _side_by_side(jobs: Sequence[Job], console: Console, workers: int) -> None:
             process.join()
 
 
-class _Attached(Watcher):
+class Attached(Watcher):
     """Lets no process outlive the one that started it: the run would hold its folder."""
 
     def epoch(self, record: Record) -> None:
+        """End the process where its parent is gone; the checkpoint is written."""
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise SystemExit(1)
@@ -183,7 +184,7 @@ def _work(job: Job, threads: int, tell: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what there is to say
     torch.set_num_threads(threads)
     try:
-        carry_out(job, _Attached())
+        carry_out(job, Attached())
     except AtclError as error:
         tell.send(str(error))
         raise SystemExit(1) from None
