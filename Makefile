@@ -17,8 +17,10 @@ test: $(VENV)/installed-test  ## all checks: format, lint, types, tests
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto
 
-results: $(VENV)/installed  ## remake the README's table: run what results/ lacks
+results: $(VENV)/installed  ## run what the tables of digits lack in results/, remake all tables of the pages
 	$(ONE) $(BIN)/atcl reproduce digits --write README.md
+	$(ONE) $(BIN)/atcl reproduce selection --write docs/selection.md
+	$(ONE) $(BIN)/atcl reproduce table1 --no-fill --write docs/results.md
 
 clean:  ## remove the environment and caches, never runs or results
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

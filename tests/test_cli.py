@@ -15,7 +15,8 @@ import torch
 
 from atcl.cli import main
 from atcl.commands import COMMANDS
-from atcl.experiments import EXPERIMENTS, result_path
+from atcl.experiments import EXPERIMENTS
+from atcl.ledger import jobs_of
 from atcl.listing import LISTED
 
 SMALL = [
@@ -140,11 +141,9 @@ def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(tmp_path
 
 def test_a_result_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = EXPERIMENTS["digits"]
-    for _, name in experiment.rows:
-        for seed in experiment.seeds:
-            path = result_path(tmp_path, name, seed)
-            path.parent.mkdir(parents=True)
-            path.write_text("{}")
+    for job in jobs_of(experiment, tmp_path):
+        job.path.parent.mkdir(parents=True)
+        job.path.write_text("{}")
     assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 1
     assert "lacks natural, pgd20, cw30: remove it" in capsys.readouterr().err
 

@@ -296,7 +296,7 @@ def test_a_model_with_tied_weights_can_be_saved(tmp_path: Path) -> None:
     class Tied(tiny.TinyNet):
         def __init__(self) -> None:
             super().__init__()
-            self.again = self.layers[6]
+            self.again = self.layers[-1]
 
     run = train(RECIPE, out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=Tied)
     assert run.model(build=Tied)(torch.rand(2, *tiny.SHAPE)).shape == (2, 5)

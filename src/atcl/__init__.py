@@ -12,6 +12,7 @@ from atcl.environment import __version__
 from atcl.errors import AtclError
 from atcl.exporting import export
 from atcl.folders import read_folder
+from atcl.headline import load
 from atcl.labelled import read_truth
 from atcl.labels import Biased, Complementary, FromFile, Ordinary, RandomSets, weaken
 from atcl.losses import LOSSES, Loss, Targets
@@ -35,6 +36,6 @@ __all__ = [
     "LOSSES", "MODELS", "RECIPES", "Adam", "AtclError", "Augmentation", "Biased", "Budget", "CandidatesOnly", "Complementary", "Constant",
     "CosineRise", "FromFile", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Precision", "Problem", "PseudoLabels", "RandomSets",
     "Recipe", "Run", "Sgd", "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__",
-    "estimated_transition", "evaluate", "export", "fit", "from_torch_dataset", "on_own_data", "open_run", "pgd", "predict", "read_folder",
-    "read_truth", "recipe", "replace", "rule_out", "suspicions", "train", "train_together", "weaken",
+    "estimated_transition", "evaluate", "export", "fit", "from_torch_dataset", "load", "on_own_data", "open_run", "pgd", "predict",
+    "read_folder", "read_truth", "recipe", "replace", "rule_out", "suspicions", "train", "train_together", "weaken",
 ]  # fmt: skip

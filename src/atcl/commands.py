@@ -11,7 +11,6 @@ from rich.console import Console
 
 from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
 from atcl.errors import AtclError, pick
-from atcl.experiments import EXPERIMENTS, missing, reproduce, with_table
 from atcl.exporting import EXPORTS, export
 from atcl.files import write_whole
 from atcl.folders import read_folder
@@ -19,12 +18,15 @@ from atcl.labelled import read_truth
 from atcl.listing import LISTED
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
+from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
 from atcl.settings import overridden
 from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
+
+Listable = Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments", "weights"]
 
 
 @dataclass(frozen=True)
@@ -192,9 +194,7 @@ class Export:
 class List:
     """List what there is to choose from: a name and what it is on each line."""
 
-    what: Annotated[
-        Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments"], tyro.conf.Positional
-    ]
+    what: Annotated[Listable, tyro.conf.Positional]
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         width = max(map(len, LISTED[self.what]))
@@ -217,49 +217,6 @@ class Show:
         for number, stage in enumerate(wanted.stages, 1):
             console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)
             console.print(schedule_table(stage))
-
-
-@dataclass(frozen=True)
-class Reproduce:
-    """Run what an experiment still lacks, and print its table."""
-
-    experiment: Annotated[str, tyro.conf.Positional]
-    """a name from `atcl list experiments`"""
-    results: Path = Path("results")
-    """the ledger: one result.json for each run"""
-    runs: Path = Path("runs")
-    """where new runs go"""
-    write: Path | None = None
-    """also put the table between its markers in this Markdown page"""
-    device: str = "auto"
-    data_dir: Path | None = None
-    dry_run: bool = False
-    """only list the runs that are missing"""
-
-    def run(self, console: Console, overrides: Sequence[str]) -> None:
-        experiment = pick(EXPERIMENTS, self.experiment, "experiment")
-        if self.write:
-            if not self.write.is_file():
-                raise AtclError(f"there is no page {self.write} to write the table into")
-            with_table(self.write.read_text(), self.experiment, "")  # is there a place for it? better asked before the runs than after
-        if self.dry_run:
-            lacking = [f"atcl train {name} --seed {seed}" for name, seed in missing(experiment, self.results)]
-            print("\n".join(lacking) or "nothing is missing")
-            return
-
-        def run(name: str, seed: int) -> Run:
-            console.print(f"{name}, seed {seed}", highlight=False)
-            (done,) = _train(console, recipe(name), name, (seed,), [self.runs / name / f"seed-{seed}"], self.device, self.data_dir)
-            done.evaluate(REPORTED, device=self.device, data_dir=self.data_dir)  # verdicts are kept; it looks for signs of false robustness
-            return done
-
-        reproduce(experiment, self.results, run)
-        text = experiment.table(experiment, self.results)
-        console.print(f"{experiment.about}\n", highlight=False, soft_wrap=True)
-        print(text)
-        if self.write:
-            write_whole(self.write, with_table(self.write.read_text(), self.experiment, text).encode())
-        console.print(f"results lie in {self.results}", highlight=False)
 
 
 Command = Train | Evaluate | Predict | Export | List | Show | Reproduce

@@ -1,5 +1,6 @@
 """What a person sees: live progress, and tables."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -7,16 +8,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from atcl.estimates import Place, costs
 from atcl.experiments import HEADINGS
-from atcl.journal import Record
-from atcl.recipes import RECIPES, Recipe, recipe
+from atcl.journal import Record, read
+from atcl.ledger import Job
+from atcl.recipes import RECIPES, recipe
 from atcl.runs import Run
 from atcl.selection import RULES
 from atcl.settings import digest
 from atcl.stages import Watcher
 from atcl.training import Stage
-
-Place = tuple[int, int]  # stage, epoch
 
 
 class Shown:
@@ -45,6 +46,10 @@ class Live(Shown, Watcher):
         self.costs: dict[Place, int] = {}
         self.seconds = self.paid = 0.0
 
+    def engine(self, about: str) -> None:
+        """Tell what carries the steps out."""
+        self.say(f"engine {about}")
+
     def begin(self, run: Run, stage: int, epoch: int) -> None:
         """Show what is about to run."""
         self.costs = {place: cost for place, cost in costs(run.recipe).items() if place > (stage, epoch)}
@@ -71,6 +76,35 @@ class Live(Shown, Watcher):
         self.console.print(self.label + text, highlight=False)
 
 
+class Together(Shown):
+    """Several runs at once, read from their journals: how much of all is done, and how long the rest will take."""
+
+    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+        self.console = console
+        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
+        self.prices = {job.folder: costs(job.what.recipe) for job in jobs}
+        self.total = sum(sum(price.values()) for price in self.prices.values())
+        self.task = self.bar.add_task(f"{len(jobs)} runs", total=self.total, left="")
+        self.began, self.before, self.done = time.perf_counter(), self.paid(), 0
+
+    def paid(self) -> int:
+        """Return the price of all epochs that are done."""
+        done = {folder: read(folder / "journal.jsonl") for folder in self.prices}
+        return sum(self.prices[folder].get((one["stage"], one["epoch"]), 0) for folder, records in done.items() for one in records)
+
+    def look(self) -> None:
+        """Bring the bar up to date."""
+        if self.console.is_terminal:
+            paid = self.paid()
+            left = (time.perf_counter() - self.began) / max(paid - self.before, 1) * (self.total - paid)
+            self.bar.update(self.task, completed=paid, left=f"{clock(left)} left" if paid > self.before else "")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar: one more is done."""
+        self.done += 1
+        self.console.print(f"{text} ({self.done} of {len(self.prices)})", highlight=False, soft_wrap=True)
+
+
 class Judging(Shown):
     """How far an evaluation is: attack, pass, images, time left; silent where no one watches."""
 
@@ -87,13 +121,6 @@ class Judging(Shown):
         if name not in self.tasks:
             self.tasks[name] = self.bar.add_task(name, total=total)
         self.bar.update(self.tasks[name], completed=done)
-
-
-def costs(wanted: Recipe) -> dict[Place, int]:
-    """Return the price of each epoch in passes through the network: about three for the update, one for each attack step."""
-    return {
-        (number, epoch): 3 + stage.phase(epoch).budget.steps for number, stage in enumerate(wanted.stages) for epoch in range(1, stage.epochs + 1)
-    }
 
 
 def described(record: Record, epochs: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """How a training step is carried out: as it is written, compiled, or recorded in a CUDA graph. The loop does not know which."""
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,7 +132,8 @@ def waits(model: Module, x: Tensor) -> bool:
     before = torch.cuda.get_sync_debug_mode()
     try:
         for mode in ("default", "error"):  # the first pass may set things up
-            torch.cuda.set_sync_debug_mode(mode)
+            with warnings.catch_warnings(action="ignore"):  # that the mode is young
+                torch.cuda.set_sync_debug_mode(mode)
             model(x).sum().backward()
     except RuntimeError:
         return True

@@ -1,151 +1,184 @@
-"""Experiments as data, the runs that they still lack, and their tables."""
+"""Experiments as data: which runs fill which table, and on which page it stands."""
 
-import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from atcl.errors import AtclError
-from atcl.files import read_json, write_json, write_whole
-from atcl.journal import Record, read
-from atcl.recipes import KINDS, recipe
-from atcl.runs import REPORTED, Run, folder_of
-from atcl.selection import RULES, Rule, chosen_epoch
-from atcl.settings import digest, from_data
+from atcl.errors import AtclError, pick
+from atcl.paper import ATTACKED, EPOCHS, LABELS, PUBLISHED, SCHEDULINGS, Asked, Value, asked
 
 HEADINGS = {
     "natural": "natural", "pgd20": "PGD20", "cw30": "CW30", "pgd20_restarts": "PGD20, 10 starts", "autoattack": "AutoAttack", "worst": "worst case",
 }  # fmt: skip
+MEASURED = ("natural", "pgd20", "cw30")  # every run; AutoAttack takes hours without a GPU
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Rows of a table, each a recipe run with several seeds."""
+    """A table for each dataset: a row for each method or variant, each run with several seeds."""
 
     about: str
-    rows: tuple[tuple[str, str], ...]  # (what the row is called, recipe)
-    table: Callable[["Experiment", Path], str]
+    datasets: tuple[str, ...]
+    rows: tuple[tuple[str, str], ...]  # (what the row is called, method or variant)
     page: str  # the page that shows the table
+    columns: tuple[str, ...] = MEASURED
+    layout: str = "compared"  # a name from `reports.LAYOUTS`
+    stand_ins: tuple[str, ...] = ()  # other datasets that take the same rows, where nothing is published
     seeds: tuple[int, ...] = (1, 2, 3)
-    journals: bool = False  # whether the ledger keeps each run's epochs too
+    journals: bool = False  # whether the table is read from each run's epochs too
+
+    def runs(self) -> list[tuple[str, Asked, int]]:
+        """Return dataset, run and seed of all that the table is made of."""
+        return [(dataset, asked(f"{dataset}/{row}"), seed) for dataset in self.datasets for _, row in self.rows for seed in self.seeds]
 
 
-def result_path(results: Path, name: str, seed: int) -> Path:
-    """Return where the ledger keeps a result: dataset, recipe with a digest of its settings, seed."""
-    wanted = recipe(name)
-    dataset, method = folder_of(name, wanted)
-    return results / dataset / f"{method}-{digest(wanted)}" / f"seed-{seed}" / "result.json"
+def narrowed(experiment: Experiment, datasets: Sequence[str] = (), rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
+    """Return the part of an experiment with these datasets, rows and seeds; what is left empty stays whole."""
+    known = {name: name for name in (*experiment.datasets, *experiment.stand_ins)}
+    titles = {row: title for title, row in experiment.rows}
+    chosen = [pick(known, name, "dataset of this experiment") for name in dict.fromkeys(datasets)] or experiment.datasets
+    for row in rows:
+        pick(titles, row, "row of this experiment")
+    kept = tuple((title, row) for title, row in experiment.rows if not rows or row in rows)
+    if any(seed < 0 for seed in seeds):
+        raise AtclError(f"a seed is a whole number of at least 0, not {min(seeds)}")
+    return replace(experiment, datasets=tuple(chosen), rows=kept, seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds)
 
 
-def missing(experiment: Experiment, results: Path) -> list[tuple[str, int]]:
-    """Return recipe and seed of each run that the ledger lacks."""
-    return [(name, seed) for _, name in experiment.rows for seed in experiment.seeds if not result_path(results, name, seed).exists()]
+def published_at(experiment: Experiment, dataset: str, row: str) -> dict[str, Value]:
+    """Return what the paper prints for the run of a cell, in the columns of an experiment."""
+    return {name: value for name, value in PUBLISHED.get(f"{dataset}/{row}", {}).items() if name in experiment.columns}
 
 
-def reproduce(experiment: Experiment, results: Path, run: Callable[[str, int], Run]) -> None:
-    """Run what is missing, and put each result into the ledger."""
-    for name, seed in missing(experiment, results):
-        path = result_path(results, name, seed)
-        done = run(name, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if experiment.journals:
-            write_whole(path.with_name("journal.jsonl"), (done.folder / "journal.jsonl").read_bytes())
-        write_json(path, done.result)
+_LOSSES = ("FORWARD", "FREE", "NN", "SCL_NL", "SCL_EXP", "EXP", "LOG")
+_GUESSING = ("SCL_NL", "SCL_EXP", "EXP", "LOG")  # those that take a pseudo-label
 
 
-def accuracies(experiment: Experiment, results: Path) -> str:
-    """Return a Markdown table of accuracies, mean and standard deviation (ddof 0); rules never share a column, and what was not run stays empty."""
-    found = {title: _results(experiment, results, name) for title, name in experiment.rows}
-    rules = sorted({one["selection"]["rule"] for row in found.values() for one in row}) or ["last"]
-    columns = [(rule, metric) for rule in rules for metric in REPORTED]
-    headings = [f"{HEADINGS[metric]} ({rule})" for rule, metric in columns]
-    lines = [f"| method | {' | '.join(headings)} | seeds |", f"|---|{'---|' * len(columns)}---|"]
-    for title, row in found.items():
-        cells = [_marked([one["metrics"][metric] for one in row if one["selection"]["rule"] == rule]) for rule, metric in columns]
-        lines.append(f"| {title} | {' | '.join(cells)} | {len(row) or ''} |")
-    return "\n".join(lines) + "\n"
+def _method(kind: str, loss: str) -> str:
+    return kind if loss == "LOG" else f"{kind}-{loss.lower().replace('_', '-')}"
 
 
-def by_rule(experiment: Experiment, results: Path) -> str:
-    """Return a Markdown table of what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
-    titles = " | ".join(f"{title}: PGD20 | lost to test_pgd20 | epochs" for title, _ in experiment.rows)
-    lines = [f"| rule | {titles} |", f"|---|{'---|' * 3 * len(experiment.rows)}"]
-    stages = {name: _last_stages(experiment, results, name) for _, name in experiment.rows}
-    for name, rule in RULES.items():
-        cells = []
-        for _, run in experiment.rows:
-            grown = recipe(run).stages[-1].grown
-            epochs = [_picked(rule, stage, grown) for stage in stages[run]]
-            picked = [stage[epoch]["test_pgd20"] for stage, epoch in zip(stages[run], epochs, strict=True)]
-            lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(stages[run], picked, strict=True)]
-            cells += [_cell(picked), _cell(lost), ", ".join(map(str, epochs))]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def _parts(loss: str) -> tuple[tuple[str, str], ...]:
+    """Return the rows of a loss in the ablation: alone, with each component, with both."""
+    rows = ((loss, f"direct-{loss.lower().replace('_', '-')}"), (f"{loss} + warm-up", _method("warmup", loss)))
+    more = ((f"{loss} + PLA", _method("pla", loss)), (f"{loss} + warm-up + PLA", _method("warmup-pla", loss)))
+    return rows + (more if loss in _GUESSING else ())
 
 
-def with_table(page: str, name: str, text: str) -> str:
-    """Return a page with a table put between its markers `<!-- table: NAME -->` and `<!-- end -->`."""
-    begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
-    if begin not in page or end not in page[page.index(begin) :]:
-        raise AtclError(f"the page has no place for the table: add the lines {begin.strip()!r} and {end!r}")
-    head, rest = page.split(begin, 1)
-    return head + begin + text + end + rest.split(end, 1)[1]
-
-
-def _results(experiment: Experiment, results: Path, name: str) -> list[dict[str, Any]]:
-    """Return the results of a recipe that the ledger holds; one made with other settings than it says is refused."""
-    found = []
-    for path in (result_path(results, name, seed) for seed in experiment.seeds):
-        if path.exists():
-            told = read_json(path)
-            if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in REPORTED):
-                raise AtclError(f"{path} lacks {', '.join(REPORTED)}: remove it, and it is made again")
-            if from_data(told.get("recipe"), KINDS) != recipe(name):
-                raise AtclError(f"{path} was made with other settings than {name} has now: remove it, and it is made again")
-            found.append(told)
-    return found
-
-
-def _last_stages(experiment: Experiment, results: Path, name: str) -> list[dict[int, Record]]:
-    """Return, for each seed that was run, the records of the last stage by epoch."""
-    _results(experiment, results, name)
-    journals = [read(result_path(results, name, seed).with_name("journal.jsonl")) for seed in experiment.seeds]
-    return [{one["epoch"]: one for one in records if one["stage"] == records[-1]["stage"]} for records in journals if records]
-
-
-def _picked(rule: Rule | None, stage: dict[int, Record], grown: Callable[[int], bool]) -> int:
-    competing = {epoch: one[rule.key] for epoch, one in stage.items() if rule.considers(grown(epoch))} if rule else {}
-    return chosen_epoch(rule, competing) if rule and competing else max(stage)
-
-
-def _marked(metrics: list[dict[str, Any]]) -> str:
-    """Return a cell, with the flags of those numbers that should not be believed."""
-    flags = sorted({flag for one in metrics for flag in one["flags"] or ()})
-    return _cell([one["accuracy"] for one in metrics]) + (f" ({', '.join(flags)})" if flags else "")
-
-
-def _cell(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.1f} ± {statistics.pstdev(values):.1f}" if values else ""
-
+_OURS = ("**warm-up + PLA**", "warmup-pla")
+# Paper: the teacher is the epoch with the "best validation performance"; official code: with the best natural accuracy on the test set.
+_TEACHER = "two-stage, teacher by test accuracy"
+_ORACLE = "oracle (true labels)"
+_RESULTS = "docs/results.md"
 
 EXPERIMENTS: dict[str, Experiment] = {
     "digits": Experiment(
         about="8x8 digits, one complementary label per image, accuracy in % on 397 test images (L-infinity, epsilon 0.15)",
-        rows=(
-            ("direct LOG", "digits/direct-log"),
-            ("two-stage", "digits/two-stage"),
-            ("**warm-up + PLA**", "digits/warmup-pla"),
-            ("oracle (true labels)", "digits/oracle"),
-        ),
-        table=accuracies,
+        datasets=("digits",),
+        rows=(("direct LOG", "direct-log"), ("two-stage", "two-stage"), _OURS, (_ORACLE, "oracle")),
         page="README.md",
     ),
     "selection": Experiment(
         about="8x8 digits, a tenth of the training images held out: what each rule picks from the same runs, PGD20 on the test set in %",
-        rows=(("warm-up + PLA", "digits/warmup-pla-rules"), ("two-stage", "digits/two-stage-rules")),
-        table=by_rule,
+        datasets=("digits",),
+        rows=(("warm-up + PLA", "warmup-pla-rules"), ("two-stage", "two-stage-rules")),
         page="docs/selection.md",
+        layout="rules",
         journals=True,
+    ),
+    "table1": Experiment(
+        about="the paper's Table 1: every method on four datasets",
+        datasets=("mnist", "kuzushiji", "cifar10", "svhn"),
+        stand_ins=("digits",),
+        rows=((_ORACLE, "oracle"), (_TEACHER, "two-stage-test-teacher"), *(_parts(loss)[0] for loss in _LOSSES), _OURS),
+        page=_RESULTS,
+        columns=ATTACKED,
+    ),
+    "ablation": Experiment(
+        about="the paper's table of components by loss, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=tuple(row for loss in _LOSSES for row in _parts(loss)),
+        page=_RESULTS,
+        columns=ATTACKED,
+    ),
+    "mcl": Experiment(
+        about="the paper's table of random sets of complementary labels",
+        datasets=("kuzushiji", "cifar10"),
+        rows=(
+            (_ORACLE, "oracle"),
+            (_TEACHER, "two-stage-mcl-test-teacher"),
+            ("EXP", "direct-exp-mcl"),
+            ("LOG", "direct-log-mcl"),
+            ("**warm-up + PLA**", "warmup-pla-mcl"),
+        ),
+        page=_RESULTS,
+        columns=ATTACKED,
+    ),
+    "pseudo-labels": Experiment(
+        about="the paper's two tables of the accuracy of pseudo-labels in % by epoch, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=(("epsilon rises slowly, E_s = 50", "pseudo-labels-slow"), ("rapidly, E_s = 10", "pseudo-labels-rapid")),
+        page=_RESULTS,
+        columns=EPOCHS,
+        layout="epochs",
+        journals=True,
+    ),
+    "components": Experiment(
+        about="the figure of the two components, on Kuzushiji and CIFAR-10",
+        datasets=("kuzushiji", "cifar10"),
+        rows=(("without both: LOG", "direct-log"), ("without PLA", "warmup"), ("without warm-up", "pla"), _OURS),
+        page=_RESULTS,
+    ),
+    "scheduling": Experiment(
+        about="the figure of E_s, the epochs of scheduling, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=tuple((f"E_s = {epochs}", "warmup-pla" if epochs == 50 else f"warmup-pla-es-{epochs}") for epochs in sorted((*SCHEDULINGS, 50))),
+        page=_RESULTS,
+    ),
+    "labels": Experiment(
+        about="the figure of LOG with more complementary labels for each image, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=(
+            ("1 label", "direct-log"),
+            *((f"{number} labels", f"direct-log-{number}-labels") for number in LABELS),
+            (_ORACLE, "oracle"),
+        ),
+        page=_RESULTS,
+    ),
+    "trades": Experiment(
+        about="the figure of methods after TRADES, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=(("TRADES", "trades"), ("TRADES-LOG", "trades-log"), ("TRADES-PLA", "trades-pla"), _OURS),
+        page=_RESULTS,
+    ),
+    "exp": Experiment(
+        about="the figure of LOG and EXP, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=(("LOG", "direct-log"), ("EXP", "direct-exp"), ("warm-up + PLA, EXP", "warmup-pla-exp"), ("**warm-up + PLA**, LOG", "warmup-pla")),
+        page=_RESULTS,
+    ),
+    "warmup": Experiment(
+        about="the figure of warm-up strategies: what grows with the epochs, on Kuzushiji",
+        datasets=("kuzushiji",),
+        rows=(("epsilon and step size", "warmup-pla"), ("number of steps", "warmup-pla-k"), ("epsilon and number of steps", "warmup-pla-epsilon-k")),
+        page=_RESULTS,
+    ),
+    "alternatives": Experiment(
+        about="the figure of training alternatives that do not save direct LOG, on Kuzushiji (which ones is our choice)",
+        datasets=("kuzushiji",),
+        rows=(
+            ("SGD, lr 0.01", "direct-log"),
+            ("SGD, lr 0.1", "direct-log-lr-0.1"),
+            ("SGD, lr 0.001", "direct-log-lr-0.001"),
+            ("SGD, weight decay 0.0005", "direct-log-weight-decay"),
+            ("Adam, lr 0.001", "direct-log-adam"),
+            ("10 natural epochs first", "direct-log-opening"),
+        ),
+        page=_RESULTS,
+    ),
+    "truth-free": Experiment(
+        about="the epoch chosen without truth: separate runs with a tenth of the training images held out",
+        datasets=("kuzushiji",),
+        rows=(("direct LOG", "direct-log-held"), ("two-stage", "two-stage-held"), ("**warm-up + PLA**", "warmup-pla-held")),
+        page=_RESULTS,
     ),
 }

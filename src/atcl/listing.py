@@ -10,6 +10,7 @@ from atcl.engines import ENGINES
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS
 from atcl.exporting import EXPORTS
+from atcl.headline import cards, described
 from atcl.labels import LABELS
 from atcl.losses import LOSSES
 from atcl.models import MODELS
@@ -41,4 +42,5 @@ LISTED: dict[str, Mapping[str, str]] = {
     "exports": {name: format.about for name, format in EXPORTS.items()},
     "engines": {name: about for name, (_, _, about) in ENGINES.items()},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
+    "weights": {name: described(card) for name, card in cards().items()},
 }

@@ -133,6 +133,12 @@ def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> 
     return task.recipe(replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
 
 
+def direct_adam(task: Task) -> Recipe:
+    """LOG under full attack with Adam in the place of SGD: one of the alternatives that do not help."""
+    (stage,) = direct(task).stages
+    return task.recipe(replace(stage, optimizer=Adam(), lr=Constant(1e-3)))
+
+
 def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
     """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
     epochs, adversarial = task.two_stage
@@ -224,6 +230,7 @@ METHODS: dict[str, Method] = {
     "warmup-pla": warmup_pla,
     "oracle": oracle,
     **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in PAPER},
+    "direct-log-adam": direct_adam,
     "two-stage": two_stage,
     "two-stage-test-teacher": partial(two_stage, teacher="test_natural"),
     "warmup": warmup,

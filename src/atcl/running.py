@@ -119,7 +119,7 @@ def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Gen
         there = problem.to(order.device)
         size, waiting = passes(wanted, len(there.train)), _waits(run, there, build)
         chosen = engine_of(order.engine, order.device, size, deterministic=order.deterministic, waits=waiting, say=watcher.say)
-        watcher.say(f"engine {chosen.about} on {order.device.type}")
+        watcher.engine(f"{chosen.about} on {order.device.type}")
         yield
         if wanted.transition == "estimated":
             there = _estimated(run, there, build, watcher)

@@ -17,6 +17,7 @@ from atcl.engines import Engine
 from atcl.environment import environment
 from atcl.files import clear_parts, read_json, write_json, write_whole
 from atcl.heldout import judge
+from atcl.paper import card
 from atcl.recipes import Recipe
 from atcl.runs import REPORTED, Build, Problem, Run
 from atcl.seeds import derive, forked_rng
@@ -29,6 +30,9 @@ from atcl.verdicts import glance, measure
 
 class Watcher:
     """What a run tells while it goes; this one keeps silent."""
+
+    def engine(self, about: str) -> None:
+        """An engine was picked, and this is it."""
 
     def begin(self, run: Run, stage: int, epoch: int) -> None:
         """The run is about to go on after an epoch of a stage (0, 0: from the start)."""
@@ -186,10 +190,12 @@ def _finish(run: Run, problem: Problem, position: Position, means: Means) -> Non
     write_whole(run.folder / "model.safetensors", weights)
     records, told = run.journal, read_json(run.folder / "recipe.json")
     rule = "last" if best.rule and not best.weights else run.recipe.selection  # no epoch competed
+    attacked = best.rule and best.rule.on == "test" and best.rule.metric != "natural" and records
+    crafted = {"crafted": records[-1]["crafted"]} if attacked else {}
     result = {
         "name": run.name, "digest": digest(run.recipe), "seed": run.seed,
-        "selection": {"rule": rule, "stage": position.number, "epoch": best.epoch or position.learner.epoch},
-        "metrics": metrics["chosen"], "flags": None, "published": None,
+        "selection": {"rule": rule, "stage": position.number, "epoch": best.epoch or position.learner.epoch, **crafted},
+        "metrics": metrics["chosen"], "flags": None, "published": card(run.recipe),
         "held": {} if problem.held is None else {name: asdict(one) for name, one in judge(model, problem.held, run.recipe.threat).items()},
         "last_epoch": {"metrics": metrics.get("last", metrics["chosen"]), "journal": records[-1] if records else None},
         "data": {name: told[name] for name in ("data", "held", "test")},

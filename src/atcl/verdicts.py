@@ -98,10 +98,10 @@ def measure(
     return found
 
 
-def glance(model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, seed: int = 0, batch_size: int = 1000) -> dict[str, float]:
+def glance(model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, seed: int = 0, batch_size: int = 500) -> dict[str, float]:
     """Return the accuracies that may choose an epoch, natural and under PGD20 crafted on `twin` and judged on `model`, without waiting in between."""
     device = device_of(model, test.x.device)
-    counts = torch.zeros(2, device=device)
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
     for number, (images, truth) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
         x, labels = as_float(images.to(device, non_blocking=True)), truth.to(device, non_blocking=True)
         quick = ascend if len(x) == batch_size else ascent  # a last, smaller batch is not worth compiling for

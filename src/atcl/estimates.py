@@ -1,0 +1,50 @@
+"""How long a run takes, reckoned from those that were measured on the same kind of device."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atcl.files import read_json
+from atcl.ledger import Job
+from atcl.recipes import KINDS, Recipe
+from atcl.settings import from_data
+
+Place = tuple[int, int]  # stage, epoch
+
+
+def costs(wanted: Recipe) -> dict[Place, int]:
+    """Return the price of each epoch in passes through the network: about three for the update, one for each attack step."""
+    return {
+        (number, epoch): 3 + stage.phase(epoch).budget.steps for number, stage in enumerate(wanted.stages) for epoch in range(1, stage.epochs + 1)
+    }
+
+
+def measured(results: Path, device: str) -> list[dict[str, Any]]:
+    """Return the results in a ledger that were made on a device of this name."""
+    found = [read_json(path) for path in sorted(results.rglob("result.json"))]
+    return [one for one in found if isinstance(one, dict) and one.get("environment", {}).get("device") == device]
+
+
+def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
+    """Return how long the known parts of a job will take, and the parts of which nothing is known: training, or an attack."""
+    wanted = job.what.recipe
+    alike = [(one, made) for one in known if (made := from_data(one["recipe"], KINDS)).dataset == wanted.dataset and made.model == wanted.model]
+    parts = {"training": _training(wanted, alike)} if job.new else {}
+    parts |= {name: _mean([one["metrics"][name]["seconds"] for one, _ in alike if name in one["metrics"]]) for name in job.attacks}
+    return sum(part for part in parts.values() if part is not None), [name for name, part in parts.items() if part is None]
+
+
+def _training(wanted: Recipe, alike: Sequence[tuple[dict[str, Any], Recipe]]) -> float | None:
+    """Return the seconds of the same recipe, else of one like it for each pass through the network, since epochs differ in their attack."""
+    same = [one["training_seconds"] for one, made in alike if made == wanted]
+    a_pass = [one["training_seconds"] / sum(costs(made).values()) for one, made in alike if _batches(made) == _batches(wanted)]
+    return _mean(same) if same else _mean([one * sum(costs(wanted).values()) for one in a_pass])
+
+
+def _batches(wanted: Recipe) -> tuple[int, ...]:
+    return tuple(sorted({stage.batch_size for stage in wanted.stages}))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

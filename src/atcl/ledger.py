@@ -1,0 +1,126 @@
+"""The ledger in `results/`: where the result of a run lies, which are there, and what a table still lacks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atcl.errors import AtclError
+from atcl.experiments import MEASURED, Experiment
+from atcl.files import read_json, write_json, write_whole
+from atcl.journal import Record, read
+from atcl.paper import Asked, card
+from atcl.recipes import KINDS
+from atcl.runs import Run, folder_of
+from atcl.settings import digest, from_data
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run that the ledger holds."""
+
+    path: Path
+    seed: int
+    result: dict[str, Any]
+
+    @property
+    def rule(self) -> str:
+        """How its reported epoch was chosen."""
+        return str(self.result["selection"]["rule"])
+
+    @property
+    def journal(self) -> list[Record]:
+        """Its epochs; none where they were not kept."""
+        return read(self.path.with_name("journal.jsonl"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be made, or to be measured further, as data: any process of any machine with the same files can take it."""
+
+    what: Asked
+    seed: int
+    attacks: tuple[str, ...]
+    path: Path  # of its result.json in the ledger
+    folder: Path  # of the run
+    device: str = "auto"
+    data_dir: Path | None = None
+    journals: bool = False  # whether its epochs are asked for
+
+    def __str__(self) -> str:
+        return f"{self.what.words}, seed {self.seed}"
+
+    @property
+    def new(self) -> bool:
+        """Whether it has still to be trained."""
+        return not self.path.exists()
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What the ledger does not hold of it yet."""
+        if self.new:
+            return ("all",)
+        told = read_json(self.path)
+        measured = told.get("metrics", {}) if isinstance(told, dict) else {}
+        if not all(name in measured for name in MEASURED):
+            return ()  # that is no result: whoever reads the table is told
+        journal = ("journal",) if self.journals and not self.path.with_name("journal.jsonl").exists() else ()
+        return (*(name for name in self.attacks if name not in measured), *journal)
+
+    @property
+    def possible(self) -> bool:
+        """Whether it can be done: one that is only to be measured needs the model that the ledger speaks of."""
+        return self.new or _weights(self.folder / "result.json") == _weights(self.path)
+
+
+def result_path(results: Path, what: Asked, seed: int) -> Path:
+    """Return where the ledger keeps a result: dataset, method with a digest of its settings, seed."""
+    dataset, _, method = what.name.partition("/")
+    return results / dataset / f"{method}-{digest(what.recipe)}" / f"seed-{seed}" / "result.json"
+
+
+def attacks_of(experiment: Experiment, dataset: str, strong: bool, named: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return what its runs are measured by: AutoAttack only where the table has it and the device is strong enough, or where it is named."""
+    own = [name for name in experiment.columns if name == "autoattack" and strong and dataset not in experiment.stand_ins]
+    return tuple(dict.fromkeys([*MEASURED, *own, *named]))
+
+
+def jobs_of(
+    experiment: Experiment, results: Path, runs: Path = Path("runs"), *, strong: bool = False, attacks: Sequence[str] = (), device: str = "auto",
+    data_dir: Path | None = None,
+) -> list[Job]:  # fmt: skip
+    """Return all runs of an experiment, done or not."""
+    jobs = []
+    for dataset, what, seed in experiment.runs():
+        wanted, path = attacks_of(experiment, dataset, strong, attacks), result_path(results, what, seed)
+        folder = runs.joinpath(*folder_of(what.name, what.recipe), f"seed-{seed}")
+        jobs.append(Job(what, seed, wanted, path, folder, device, data_dir, experiment.journals))
+    return jobs
+
+
+def store(run: Run, path: Path) -> None:
+    """Put a finished run into the ledger: its epochs first, since the result says that all is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path.with_name("journal.jsonl"), (run.folder / "journal.jsonl").read_bytes())
+    write_json(path, {**run.result, "published": card(run.recipe)})
+
+
+def entries(experiment: Experiment, results: Path, what: Asked) -> list[Entry]:
+    """Return the results of a run that the ledger holds, by seed; one made with other settings than it says is refused."""
+    found = []
+    for seed in experiment.seeds:
+        path = result_path(results, what, seed)
+        if path.exists():
+            told = read_json(path)
+            if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in MEASURED):
+                raise AtclError(f"{path} lacks {', '.join(MEASURED)}: remove it, and it is made again")
+            if from_data(told.get("recipe"), KINDS) != what.recipe:
+                raise AtclError(f"{path} was made with other settings than {what.words} has now: remove it, and it is made again")
+            found.append(Entry(path, seed, told))
+    return found
+
+
+def _weights(path: Path) -> Any:
+    """Return the digest of the model that a result speaks of; nothing equals what cannot be read."""
+    told = read_json(path) if path.exists() else None
+    return told["model"] if isinstance(told, dict) and "model" in told else object()

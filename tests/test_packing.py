@@ -1,0 +1,115 @@
+"""Several runs at once: each draws what it would draw alone, and one that fails does not take the others with it."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atcl.errors import AtclError
+from atcl.packing import together
+from atcl.running import train, train_together
+from atcl.stages import Watcher
+from atcl.training import Learner, fitting
+from tests import tiny
+
+CPU = torch.device("cpu")
+RECIPE = tiny.RECIPES["cifar10/warmup-pla"]
+
+
+def drawing(seed: int, times: int) -> Generator[None, None, list[float]]:
+    """Seed the global generator, and draw from it between pauses."""
+    torch.manual_seed(seed)
+    drawn = []
+    for _ in range(times):
+        yield
+        drawn.append(torch.rand(()).item())
+    return drawn
+
+
+def test_each_draws_from_a_global_state_of_its_own_and_the_common_one_stays() -> None:
+    before = torch.get_rng_state()
+    alone = [together([drawing(seed, times)], CPU)[0] for seed, times in ((1, 3), (2, 5))]
+    assert together([drawing(1, 3), drawing(2, 5)], CPU) == alone
+    assert torch.equal(before, torch.get_rng_state())
+    assert alone[0] != alone[1][:3]
+
+
+def learning(seed: int) -> Generator[None, None, Tensor]:
+    """Train a model with dropout, augmentation and random starts, and return its weights."""
+    (stage,) = RECIPE.stages
+    data = tiny.problem(RECIPE.labels).train
+    torch.manual_seed(seed)
+    learner = Learner(tiny.TinyNet(), data, stage)
+    yield from fitting(learner, data, stage, seed=seed)
+    return torch.cat([tensor.flatten() for tensor in learner.state().values()]).double()
+
+
+def test_models_that_take_turns_are_those_trained_alone() -> None:
+    alone = [together([learning(seed)], CPU)[0] for seed in (1, 2, 3)]
+    assert all(torch.equal(one, other) for one, other in zip(alone, together([learning(seed) for seed in (1, 2, 3)], CPU), strict=True))
+    assert not torch.equal(alone[0], alone[1])
+
+
+def failing(at: int) -> Generator[None, None, list[float]]:
+    for number in range(5):
+        if number == at:
+            raise AtclError("this one fails")
+        yield
+    return []
+
+
+def test_one_that_fails_later_lets_the_others_end() -> None:
+    ended: list[int] = []
+
+    def ending(number: int) -> Generator[None, None, list[float]]:
+        found = yield from drawing(number, 4)
+        ended.append(number)
+        return found
+
+    with pytest.raises(AtclError, match="this one fails"):
+        together([ending(1), failing(2), ending(3)], CPU)
+    assert ended == [1, 3]
+
+
+def test_one_that_fails_at_once_stops_all() -> None:
+    closed: list[bool] = []
+
+    def watched() -> Generator[None, None, list[float]]:
+        try:
+            yield
+            yield
+        finally:
+            closed.append(True)
+        return []
+
+    with pytest.raises(AtclError, match="this one fails"):
+        together([watched(), failing(0)], CPU)
+    assert closed == [True]
+
+
+def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:
+    class Heard(Watcher):
+        def __init__(self) -> None:
+            self.epochs: list[int] = []
+
+        def epoch(self, record: dict[str, object]) -> None:
+            self.epochs.append(int(str(record["epoch"])))
+
+    problem, watchers = tiny.problem(RECIPE.labels), [Heard(), Heard()]
+    outs = [tmp_path / "one", tmp_path / "two"]
+    runs = train_together(RECIPE, seeds=[4, 7], outs=outs, device="cpu", problem=problem, build=tiny.TinyNet, watchers=watchers)
+    alone = train(RECIPE, seed=7, out=tmp_path / "alone", device="cpu", problem=problem, build=tiny.TinyNet)
+    assert [run.seed for run in runs] == [4, 7]
+    assert [watcher.epochs for watcher in watchers] == [[1, 2, 3, 4, 5]] * 2
+    assert runs[1].result["model"] == alone.result["model"]
+    assert runs[0].result["model"] != alone.result["model"]
+    assert runs[1].result["engine"] == {"name": "eager", "compiled": False, "together": 2, "peak_gpu_bytes": None}
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1], [1, -2]])
+def test_seeds_that_make_no_sense_are_refused(seeds: list[int], tmp_path: Path) -> None:
+    with pytest.raises(AtclError, match="seed"):
+        train_together(RECIPE, seeds=seeds, outs=[tmp_path / str(number) for number in range(len(seeds))], device="cpu")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,166 @@
+"""Tables from a ledger: means, differences, marks, formats and pages."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from atcl.errors import AtclError
+from atcl.experiments import EXPERIMENTS, narrowed
+from atcl.files import write_json
+from atcl.journal import packed
+from atcl.ledger import result_path
+from atcl.paper import Value, asked
+from atcl.reports import FORMATS, Cell, check_place, grids, margin, markdown, places, rewritten
+from atcl.settings import to_data
+
+TABLE = narrowed(EXPERIMENTS["table1"], ["kuzushiji"], ["warmup-pla", "direct-log"])
+
+
+def metric(accuracy: float, flags: list[str] | None = None) -> dict[str, Any]:
+    return {"accuracy": accuracy, "flags": flags}
+
+
+def put(results: Path, cell: str, seed: int, chosen: dict[str, dict[str, Any]], last: float = 80.0, rule: str = "test_pgd20") -> Path:
+    """Write what a table reads of a result."""
+    what = asked(cell)
+    path = result_path(results, what, seed)
+    path.parent.mkdir(parents=True)
+    told = {"selection": {"rule": rule}, "metrics": chosen, "last_epoch": {"metrics": dict.fromkeys(("natural", "pgd20", "cw30"), metric(last))}}
+    write_json(path, {**told, "recipe": to_data(what.recipe)})
+    return path
+
+
+def three(natural: float, pgd20: float, cw30: float) -> dict[str, dict[str, Any]]:
+    return {"natural": metric(natural), "pgd20": metric(pgd20), "cw30": metric(cw30)}
+
+
+@pytest.mark.parametrize(("deviation", "seeds"), [(0.48, 3), (0.48, 1), (25.5, 2)])
+def test_the_margin_is_that_of_a_prediction_interval(deviation: float, seeds: int) -> None:
+    spread = deviation * (3 / 2) ** 0.5
+    assert margin(deviation, seeds) == pytest.approx(stats.t.ppf(0.975, df=2) * spread * (1 / 3 + 1 / seeds) ** 0.5)
+
+
+def test_the_margin_covers_as_often_as_it_says() -> None:
+    """Three seeds of the paper, two of ours, all from one distribution: 95 in 100 differences lie within."""
+    draws = stats.norm.rvs(50, 7, size=(20_000, 5), random_state=0)
+    inside = [abs(one[3:].mean() - one[:3].mean()) <= margin(one[:3].std(), 2) for one in draws]
+    assert sum(inside) / len(inside) == pytest.approx(0.95, abs=0.01)
+
+
+def test_the_margin_is_never_narrower_than_rounding() -> None:
+    assert margin(0.0, 3) == 0.3
+    assert Cell((10.3,), (), Value(10.0, 0.0)).outside is False
+    assert Cell((10.31,), (), Value(10.0, 0.0)).outside is True
+    assert Cell((), (), Value(10.0, 0.0)).outside is None
+    assert Cell((10.0,), (), None).outside is None
+
+
+def test_ours_stand_beside_the_published_and_rules_never_share_a_column(tmp_path: Path) -> None:
+    put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0) | {"autoattack": metric(60.0)})
+    put(tmp_path, "kuzushiji/warmup-pla", 3, three(92.0, 86.0, 84.0), last=79.0)
+    (table,) = grids(TABLE, tmp_path)
+    assert table.headings == (
+        "method", "", "natural (test_pgd20)", "PGD20 (test_pgd20)", "CW30 (test_pgd20)", "AutoAttack (test_pgd20)",
+        "natural (last)", "PGD20 (last)", "CW30 (last)", "seeds",
+    )  # fmt: skip
+    assert table.rows == (
+        ("LOG", "ours", *["—"] * 8),
+        ("", "published", "32.66 ± 25.50", "26.87 ± 22.66", "24.90 ± 21.20", "18.78 ± 16.95", "—", "—", "—", "3"),
+        (
+            "**warm-up + PLA**", "ours", "91.50 ± 0.50", "85.50 ± 0.50", "83.50 ± 0.50", "60.00 (1 of 2 seeds)",
+            "79.50 ± 0.50", "79.50 ± 0.50", "79.50 ± 0.50", "2",
+        ),
+        ("", "published", "91.60 ± 0.49", "85.88 ± 0.48", "83.74 ± 0.35", "68.75 ± 0.68", "—", "—", "—", "3"),
+        ("", "difference", "-0.10", "-0.38", "-0.24", "-8.75 outside", "", "", "", ""),
+    )  # fmt: skip
+
+
+def test_one_seed_has_no_spread_and_signs_of_false_robustness_are_shown(tmp_path: Path) -> None:
+    put(tmp_path, "digits/warmup-pla", 1, three(80.0, 70.0, 60.0) | {"pgd20": metric(70.0, ["step_size"])}, last=80.0, rule="last")
+    text = markdown(grids(narrowed(TABLE, ["digits"], ["warmup-pla"]), tmp_path))
+    assert "| **warm-up + PLA** | 80.0 | 70.0 (step_size) | 60.0 | 1 |" in text
+    assert "published" not in text
+    assert "AutoAttack" not in text
+
+
+def test_a_result_with_other_settings_is_refused(tmp_path: Path) -> None:
+    path = put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
+    told = json.loads(path.read_text())
+    write_json(path, {**told, "recipe": to_data(asked("kuzushiji/oracle").recipe)})
+    with pytest.raises(AtclError, match="other settings than kuzushiji/warmup-pla"):
+        grids(TABLE, tmp_path)
+
+
+def test_json_tells_all_that_is_known_of_a_cell(tmp_path: Path) -> None:
+    put(tmp_path, "kuzushiji/warmup-pla", 2, three(91.0, 95.0, 83.0))
+    cells = json.loads(FORMATS["json"](grids(TABLE, tmp_path)))
+    assert len(cells) == 2 * 7
+    (cell,) = [one for one in cells if (one["row"], one["metric"], one["rule"]) == ("warmup-pla", "pgd20", "test_pgd20")]
+    assert cell["recipe"] == "kuzushiji/warmup-pla"
+    assert (cell["seeds"], cell["values"], cell["mean"], cell["outside"]) == ([2], [95.0], 95.0, True)
+    assert cell["published"] == {"mean": 85.88, "deviation": 0.48}
+    assert cell["difference"] == pytest.approx(9.12)
+
+
+def test_latex_escapes_what_latex_would_read(tmp_path: Path) -> None:
+    put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
+    text = FORMATS["latex"](grids(TABLE, tmp_path))
+    assert r"\textbf{warm-up + PLA} & ours & 91.00 & " in text
+    assert r"91.60 $\pm$ 0.49" in text
+    assert r"natural (test\_pgd20)" in text
+    assert text.count("{") == text.count("}")
+    assert not {"±", "—", "*"} & set(text)
+
+
+def test_pseudo_labels_are_read_from_the_journals(tmp_path: Path) -> None:
+    experiment = narrowed(EXPERIMENTS["pseudo-labels"], rows=["pseudo-labels-slow"])
+    for seed, right in ((1, 0.12), (2, 0.13)):
+        path = put(tmp_path, "kuzushiji/pseudo-labels-slow", seed, three(1.0, 1.0, 1.0))
+        records = [{"stage": 0, "epoch": epoch, "pseudo_label_accuracy": right + (epoch - 1) / 100} for epoch in range(1, 11)]
+        path.with_name("journal.jsonl").write_bytes(packed(records))
+    (table,) = grids(experiment, tmp_path)
+    assert table.headings[2:4] == ("epoch 1", "epoch 2")
+    assert table.rows[0][:4] == ("epsilon rises slowly, E_s = 50", "ours", "12.50 ± 0.50", "13.50 ± 0.50")
+    assert table.rows[2][1:4] == ("difference", "-0.02", "-11.94 outside")
+
+
+PAGE = """# Page
+<!-- table: table1 datasets=kuzushiji rows=warmup-pla -->
+old
+<!-- end -->
+between
+<!-- table: digits -->
+<!-- end -->
+"""
+
+
+def test_a_page_gets_all_its_tables_and_keeps_its_text(tmp_path: Path) -> None:
+    assert places(PAGE) == ["table1", "digits"]
+    made = rewritten(PAGE, tmp_path)
+    assert "old" not in made
+    assert "| **warm-up + PLA** | ours |" in made
+    assert "oracle" in made.partition("between")[2]
+    assert "oracle" not in made.partition("between")[0]
+    assert rewritten(made, tmp_path) == made
+    put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
+    assert rewritten(made, tmp_path) != made  # a stale page is noticed
+
+
+@pytest.mark.parametrize("page", ["", PAGE.replace("<!-- end -->", ""), PAGE.replace("digits", "selection")])
+def test_a_page_without_a_place_is_refused(page: str) -> None:
+    with pytest.raises(AtclError, match="no place for the table"):
+        check_place(page, "digits")
+
+
+def test_a_wrong_name_on_a_page_is_told(tmp_path: Path) -> None:
+    with pytest.raises(AtclError, match="unknown experiment 'tabel1'"):
+        rewritten(PAGE.replace("table1", "tabel1"), tmp_path)
+
+
+def test_several_datasets_are_told_apart(tmp_path: Path) -> None:
+    text = markdown(grids(replace(TABLE, datasets=("mnist", "svhn")), tmp_path))
+    assert [line for line in text.splitlines() if line.startswith("**")] == ["**mnist**", "**svhn**"]

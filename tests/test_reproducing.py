@@ -1,0 +1,219 @@
+"""`atcl reproduce`: what is missing is run once, in any number of processes, and a stopped command goes on."""
+
+import io
+import json
+import multiprocessing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+import atcl.reproducing
+from atcl.cli import main
+from atcl.errors import AtclError
+from atcl.experiments import EXPERIMENTS, narrowed
+from atcl.files import read_json, write_json
+from atcl.ledger import Job, attacks_of, entries, jobs_of, store
+from atcl.paper import Asked
+from atcl.recipes import RECIPES, Recipe, recipe
+from atcl.reproducing import Attached, carry_out, fill, planned
+from atcl.runs import Run
+
+SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
+SCHEMA = read_json(Path(__file__).parents[1] / "docs/result.schema.json")
+
+
+def small(wanted: Recipe) -> Recipe:
+    stages = tuple(
+        replace(stage, epochs=1, batch_size=700, budget=replace(stage.budget, steps=min(stage.budget.steps, 1))) for stage in wanted.stages
+    )
+    return replace(wanted, model="mlp", stages=stages)
+
+
+@pytest.fixture
+def _small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each recipe of digits, in moments instead of minutes."""
+    for name in [name for name in RECIPES if name.startswith("digits/")]:
+        monkeypatch.setitem(RECIPES, name, partial(small, recipe(name)))
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """A console that no one reads, and evaluations without a search for signs of false robustness."""
+    plain = Run.evaluate
+    monkeypatch.setattr(Run, "evaluate", lambda self, *words, **options: plain(self, *words, **{**options, "checks": False}))
+    return Console(file=io.StringIO())
+
+
+def job(tmp_path: Path, seed: int = 1, words: tuple[str, ...] = SMALL, name: str = "digits/direct-log", **more: Any) -> Job:
+    folder = tmp_path / "runs" / f"{name}-{seed}"
+    return Job(Asked(name, words), seed, ("natural", "pgd20", "cw30"), tmp_path / f"results/{name}-{seed}/result.json", folder, **more)
+
+
+@pytest.mark.usefixtures("_small_digits", "quiet")
+def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    words = ["reproduce", "table1", "--datasets", "digits", "--seeds", "1", "--workers", "1", *places]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: table1 datasets=digits -->\n<!-- end -->\n")
+    assert main([*words, "--write", str(page)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][1:]
+    assert [row[0].strip("| *") for row in rows] == [title.strip("*") for title, _ in EXPERIMENTS["table1"].rows]
+    assert all(len(row) == 5 and row[-1] == "1 |" and "—" not in row for row in rows)
+    assert page.read_text().splitlines()[1:-1] == [line for line in printed.splitlines() if line.startswith("|")]
+    found = sorted((tmp_path / "results").rglob("result.json"))
+    assert len(found) == len(list((tmp_path / "results").rglob("journal.jsonl"))) == len(rows)
+    before = {path: path.stat().st_mtime_ns for path in found}
+    assert main(words) == 0
+    assert "epoch" not in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in found} == before
+
+
+@pytest.mark.usefixtures("_small_digits")
+def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = narrowed(EXPERIMENTS["table1"], ["digits"], ["oracle", "direct-log", "warmup-pla"], [1])
+    stored: list[str] = []
+
+    def stopping(run: Run, path: Path) -> None:
+        if len(stored) == 1:
+            raise KeyboardInterrupt
+        stored.append(run.name)
+        store(run, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atcl.reproducing, "store", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            fill(jobs_of(experiment, tmp_path / "results", tmp_path / "runs"), quiet)
+    left = [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
+    assert stored == ["digits/oracle"]
+    assert [one.what.name for one in left] == ["digits/direct-log", "digits/warmup-pla"]
+    trained = (left[0].folder / "model.safetensors").stat().st_mtime_ns
+    fill(left, quiet)
+    assert (left[0].folder / "model.safetensors").stat().st_mtime_ns == trained  # it was finished, and only not in the ledger yet
+    assert not [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
+
+
+def test_runs_side_by_side_give_the_numbers_of_runs_one_by_one(tmp_path: Path, quiet: Console) -> None:
+    alone, both = [job(tmp_path / "alone", seed) for seed in (1, 2)], [job(tmp_path / "both", seed) for seed in (1, 2)]
+    fill(alone, quiet, workers=1)
+    fill(both, quiet, workers=2)
+    for one, other in zip(alone, both, strict=True):
+        told, same = read_json(one.path), read_json(other.path)
+        jsonschema.validate(same, SCHEMA)
+        assert told["model"]["sha256"] == same["model"]["sha256"]
+        assert {name: it["correct"] for name, it in told["metrics"].items()} == {name: it["correct"] for name, it in same["metrics"].items()}
+
+
+def test_a_run_that_fails_beside_others_is_named_in_one_line(tmp_path: Path, quiet: Console) -> None:
+    endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
+    jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "nowhere"), endless]
+    with pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*nowhere") as said:
+        fill(jobs, quiet, workers=2)
+    assert "\n" not in str(said.value)
+    assert not endless.path.exists()
+
+
+def test_a_run_does_not_outlive_the_command_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = multiprocessing.Process()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setattr(parent, "is_alive", lambda: True)
+    Attached().epoch({})
+    monkeypatch.setattr(parent, "is_alive", lambda: False)
+    with pytest.raises(SystemExit):
+        Attached().epoch({})
+
+
+def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = job(tmp_path)
+    monkeypatch.setattr("atcl.paper.PUBLISHED", {"digits/here": {"pgd20": atcl.paper.Value(10.0, 0.5)}})
+    monkeypatch.setitem(atcl.paper.VARIANTS, "here", ("direct-log", SMALL))
+    carry_out(one)
+    for path in (one.path, one.folder / "result.json"):
+        assert read_json(path)["published"] == {"pgd20": {"mean": 10.0, "deviation": 0.5}}
+        jsonschema.validate(read_json(path), SCHEMA)
+
+
+def test_what_lacks_an_attack_is_measured_only_where_its_model_is(tmp_path: Path, quiet: Console) -> None:
+    plain = job(tmp_path)
+    assert plain.lacks
+    carry_out(plain)
+    assert not plain.lacks
+    more = replace(plain, attacks=(*plain.attacks, "pgd20_restarts"))
+    assert (more.lacks, more.possible) == (("pgd20_restarts",), True)
+    elsewhere = replace(more, folder=tmp_path / "elsewhere")
+    assert not elsewhere.possible
+    fill([elsewhere], quiet)
+    assert f"remove {plain.path} to run it again" in str(quiet.file.getvalue())  # type: ignore[attr-defined]
+    fill([more], quiet)
+    assert not more.lacks
+    write_json(plain.path, {**read_json(plain.path), "model": {"sha256": "0" * 64, "bytes": 1}})
+    assert not replace(plain, attacks=(*plain.attacks, "autoattack")).possible
+
+
+def test_autoattack_waits_for_a_gpu_or_for_its_name() -> None:
+    table = EXPERIMENTS["table1"]
+    assert "autoattack" in attacks_of(table, "kuzushiji", strong=True)
+    assert "autoattack" not in attacks_of(table, "kuzushiji", strong=False)
+    assert "autoattack" not in attacks_of(table, "digits", strong=True)
+    assert "autoattack" not in attacks_of(EXPERIMENTS["trades"], "kuzushiji", strong=True)
+    assert attacks_of(table, "digits", False, ["autoattack"])[-1] == "autoattack"
+
+
+def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Console) -> None:
+    carry_out(job(tmp_path))
+    path = job(tmp_path).path
+    told = read_json(path)
+    told["training_seconds"] = 40.0
+    told["metrics"] = {name: {**one, "seconds": 20.0} for name, one in told["metrics"].items() if name != "worst"}
+    write_json(path, told)
+    device = told["environment"]["device"]
+
+    def line(one: Job, device: str = device) -> str:
+        return planned([one], tmp_path / "results", device)[0]
+
+    assert line(job(tmp_path, seed=2)).endswith("--seed 2  # about 1:40")
+    longer = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "10"))  # ten times the passes, the same evaluation
+    assert line(longer).endswith("# about 7:40")
+    assert line(job(tmp_path, 2, (*SMALL, "--model", "tiny_cnn"))).endswith("# unknown for training, natural, pgd20, cw30")
+    assert line(job(tmp_path, 2, (*SMALL, "--stages.0.batch-size", "70"))).endswith("# about 1:00, unknown for training")
+    assert "unknown" in line(longer, "another device")
+    assert planned([], tmp_path, device) == ["nothing is missing"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--datasets", "kmnist"], "unknown dataset of this experiment"),
+        (["--rows", "orakle"], "did you mean 'oracle'?"),
+        (["--seeds", "-1"], "at least 0"),
+        (["--format", "html"], "unknown format 'html'"),
+        (["--attacks", "autoatack"], "did you mean 'autoattack'?"),
+        (["--workers", "-1"], "at least one run"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "table1", *words]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_program_reads_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "table1", "--no-fill", "--format", "json", "--results", str(tmp_path)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4 * 10 * 7
+
+
+def test_a_command_of_the_plan_gives_the_run_of_the_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "scheduling", "--seeds", "1", "--rows", "warmup-pla-es-20", "--dry-run", "--results", str(tmp_path)]) == 0
+    command = capsys.readouterr().out.splitlines()[0].partition("  #")[0]
+    assert command == ("atcl train kuzushiji/warmup-pla --stages.0.strength.over 20 --stages.0.gamma.over 20 --stages.0.supervision.last 20 --seed 1")
+    assert not entries(EXPERIMENTS["scheduling"], tmp_path, Asked("kuzushiji/warmup-pla"))
