@@ -34,8 +34,8 @@ class Sgd:
             raise AtclError(f"momentum lies in [0, 1) and weight_decay is at least 0 (momentum {self.momentum}, weight_decay {self.weight_decay})")
 
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
-        # fused: the other kinds read a learning rate that lies on the GPU back to the host at each step
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=lr.is_cuda)
+        # fused: faster, and the other kinds read a learning rate that lies on the GPU back to the host at each step
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Adam:
             raise AtclError(f"weight_decay is at least 0, not {self.weight_decay}")
 
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda, fused=lr.is_cuda)
+        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda, fused=True)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,9 @@ class Learner:
 
     def __init__(self, model: Module, data: WeakData, stage: Stage) -> None:
         device = data.device
-        self.model = model.to(device).train()
-        if device.type == "cuda":  # in this layout convolutions run without a detour
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.frozen = copy.deepcopy(self.model).eval().requires_grad_(False)  # what observers look at
+        # in this layout convolutions run without a detour
+        self.model: Module = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.frozen: Module = copy.deepcopy(self.model).eval().requires_grad_(False)  # what observers look at
         self.rng = Generator(device)
         # 0-d tensors, so that a compiled or captured step reads them anew in each epoch
         self.epsilon, self.step_size, self.gamma, self.lr = (torch.zeros((), device=device) for _ in range(4))

@@ -28,7 +28,6 @@ class Twin(Module):
         self.settled: list[Settled] = []
         if settle if settle is not None else any(tensor.is_cuda for tensor in tensors_of(model)):
             self.settled = _settle(self.model, model, self.dtype)
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.pairs = _by_type(self.model, model)
         self.follow()
 
