@@ -13,6 +13,7 @@ from atcl.console import Judging, Live, caption, held_table, metrics_table, sche
 from atcl.errors import AtclError, pick
 from atcl.experiments import EXPERIMENTS, missing, reproduce, with_table
 from atcl.exporting import EXPORTS, export
+from atcl.figures.command import Figure
 from atcl.files import write_whole
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
@@ -48,6 +49,10 @@ class Train:
     """their labels: a CSV file with the columns file and not"""
     classes: tuple[str, ...] = ()
     """names of the classes; by default those that the CSV file rules out"""
+    observe: tuple[str, ...] = ()
+    """what to look at while training, names from `atcl list observations`; it changes nothing, and is kept in analysis.jsonl"""
+    observe_every: int | None = None
+    """epochs between two looks; by default so many that training takes 5% longer at most"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
@@ -58,7 +63,7 @@ class Train:
         name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
         out = self.out or Path("runs", *folder_of(name, wanted), f"seed-{self.seed}")
         console.print(f"{name}, seed {self.seed}, to {out}", highlight=False)
-        done = _train(console, wanted, name, self.seed, out, self.device, self.data_dir, problem)
+        done = _train(console, wanted, name, self.seed, out, self.device, self.data_dir, problem, self.observe, self.observe_every)
         _tell(console, done, REPORTED)
         console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
 
@@ -182,7 +187,10 @@ class Export:
 class List:
     """List what there is to choose from: a name and what it is on each line."""
 
-    what: Annotated[Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "experiments"], tyro.conf.Positional]
+    what: Annotated[
+        Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "experiments", "observations", "figures"],
+        tyro.conf.Positional,
+    ]
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         width = max(map(len, LISTED[self.what]))
@@ -250,10 +258,11 @@ class Reproduce:
         console.print(f"results lie in {self.results}", highlight=False)
 
 
-Command = Train | Evaluate | Predict | Export | List | Show | Reproduce
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Figure
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
+    "figure": Figure,
 }  # fmt: skip
 
 TAKES_OVERRIDES = (Train, Show)
@@ -265,10 +274,13 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 
 
 def _train(
-    console: Console, wanted: Recipe, name: str, seed: int, out: Path, device: str, data_dir: Path | None, problem: Problem | None = None
+    console: Console, wanted: Recipe, name: str, seed: int, out: Path, device: str, data_dir: Path | None, problem: Problem | None = None,
+    observe: Sequence[str] = (), every: int | None = None,
 ) -> Run:  # fmt: skip
     with Live(console) as live:
-        return train(wanted, name=name, seed=seed, out=out, device=device, data_dir=data_dir, problem=problem, watcher=live)
+        return train(
+            wanted, name=name, seed=seed, out=out, device=device, data_dir=data_dir, problem=problem, watcher=live, observe=observe, every=every
+        )
 
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:

@@ -9,9 +9,11 @@ from atcl.data import DATASETS, Release, Source
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS
 from atcl.exporting import EXPORTS
+from atcl.figures import FIGURES
 from atcl.labels import LABELS
 from atcl.losses import LOSSES
 from atcl.models import MODELS
+from atcl.observing import OBSERVATIONS
 from atcl.recipes import METHODS, RECIPES
 from atcl.selection import RULES
 
@@ -39,4 +41,6 @@ LISTED: dict[str, Mapping[str, str]] = {
     "rules": {name: rule.about if rule else "no choice: the last epoch" for name, rule in RULES.items()},
     "exports": {name: format.about for name, format in EXPORTS.items()},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
+    "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},
+    "figures": {name: drawing.about for name, drawing in FIGURES.items()},
 }

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl import checkpoints, journal
+from atcl import checkpoints, journal, observing
+from atcl.analysis import pseudo_label_accuracy
 from atcl.attacks import evaluating
 from atcl.batches import WeakData, as_float
 from atcl.data import DATASETS
@@ -25,7 +26,7 @@ from atcl.runs import REPORTED, Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
-from atcl.supervision import guesses, relabel, with_sole_candidate
+from atcl.supervision import relabel, with_sole_candidate
 from atcl.training import Learner, Snapshot, fit
 from atcl.transitions import estimated_transition
 from atcl.verdicts import measure
@@ -47,10 +48,12 @@ class Watcher:
 def train(
     what: Recipe | str, *, name: str | None = None, seed: int = 1, out: Path | str | None = None, device: str = "auto", data_dir: Path | None = None,
     problem: Problem | None = None, build: Build | None = None, watcher: Watcher | None = None,
+    observe: Sequence[str] = (), every: int | None = None,
 ) -> Run:  # fmt: skip
     """Train by a recipe, or go on with a run that was stopped; return it with its result.
 
     `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
+    `observe` names what onlookers write to `analysis.jsonl`, `every` so many epochs (by default so seldom that they slow the run by 5% at most).
     """
     if not isinstance(seed, int) or seed < 0:
         raise AtclError(f"a seed is a whole number of at least 0, not {seed!r}")
@@ -73,6 +76,7 @@ def train(
         raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
     if problem.held is not None:
         check_invertible(problem.held)
+    observing.check(observe, problem, every)
     folder = Path(out) if out else Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
     watcher = watcher or Watcher()
@@ -81,7 +85,8 @@ def train(
         run.claim(problem)
         if not ((folder / "result.json").exists() and (folder / "model.safetensors").exists()):
             there = problem.to(target)
-            _train(run, _estimated(run, there, build, watcher) if wanted.transition == "estimated" else there, build, watcher)
+            there = _estimated(run, there, build, watcher) if wanted.transition == "estimated" else there
+            _train(run, there, build, watcher, observe, every)
         else:
             watcher.say("this run is finished: nothing is trained again")
     return run
@@ -141,13 +146,14 @@ class Position:
     best: Best
 
 
-def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> None:
+def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher, names: Sequence[str], every: int | None) -> None:
     """Go through the stages that are not done yet, then write the result."""
     for folder in (run.folder, run.folder / "checkpoints"):
         clear_parts(folder)
     saved = checkpoints.newest(run.folder / "checkpoints", watcher.say)
     position = _restored(run, problem, build, saved) if saved else _opened(run, problem, build)
     kept = journal.cut_back(run.folder / "journal.jsonl", position.number, position.learner.epoch)
+    observing.cut_back(run.folder, position.number, position.learner.epoch)
     done = sum(stage.epochs for stage in run.recipe.stages[: position.number]) + position.learner.epoch
     if kept != done:
         watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
@@ -158,7 +164,9 @@ def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher) ->
     while True:
         stage = run.recipe.stages[position.number]
         observe = _observer(run, problem, position, watcher)
-        fit(position.learner, position.data, stage, seed=derive(run.seed, "stage", position.number), observers=[observe])
+        engine, onlookers = observing.onlooking(names, run, problem, position.number, position.learner, position.data, every)
+        # the journal's observer last: it writes the checkpoint, after which an epoch is not seen again
+        fit(position.learner, position.data, stage, seed=derive(run.seed, "stage", position.number), engine=engine, observers=[*onlookers, observe])
         if position.number + 1 == len(run.recipe.stages):
             break
         position = _advanced(run, problem, build, position)
@@ -208,8 +216,7 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
             "gamma": phase.gamma, "lr": phase.lr, "loss": snapshot.loss, "inside": snapshot.inside, "agreement": snapshot.agreement,
         }  # fmt: skip
         if snapshot.agreement is not None and problem.truth is not None:
-            guess = guesses(snapshot.memory, data.candidates)
-            record["pseudo_label_accuracy"] = float((guess == problem.truth.labels.to(guess.device)).float().mean())
+            record["pseudo_label_accuracy"] = pseudo_label_accuracy(snapshot.memory, data.candidates, problem.truth.labels)
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:

@@ -1,0 +1,161 @@
+"""Curves and grids of images as PNG, PDF and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from atcl.figures.plan import Curve, Panel
+from atcl.figures.records import Mean
+from atcl.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.3, 2.5  # of a panel, in inches
+LINE = 0.2  # height of a line of a legend
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A panel with what was found for each of its curves."""
+
+    panel: Panel
+    curves: tuple[tuple[Curve, Mean | None], ...]
+    seeds: int  # how many were asked for
+
+
+@dataclass(frozen=True)
+class Row:
+    """An image as it is and attacked in several ways, each with a caption."""
+
+    images: tuple[Tensor, ...]  # (C, H, W) in [0, 1]
+    captions: tuple[str, ...]
+
+
+def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
+    """Return a figure of curves with their standard errors; legends lie below the axes, never over a curve."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    labels = [_labels(one) for one in panels]
+    common = all(one == labels[0] for one in labels)
+    one_each = all(len(one) == 1 for one in labels)  # the title names it
+    most = list(dict.fromkeys(label for one in labels for label in one))
+    shared = len(panels) > 2 and (common or max(map(len, labels)) >= len(most) - 2)
+    per_line = max(1, int(columns * WIDTH / 1.7))
+    below = 0 if shared or one_each else math.ceil(max(map(len, labels)) / 2) * LINE
+    above = 0.5 + (math.ceil(len(most) / per_line) * LINE if shared else 0)
+    figure = Figure(figsize=(columns * WIDTH, rows * (HEIGHT + below) + above), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    handles: dict[str, Artist] = {}
+    for one, ax in zip(panels, axes, strict=False):
+        _draw_panel(one, ax)
+        found, names = ax.get_legend_handles_labels()
+        handles.update(zip(names, found, strict=True))
+        if not shared and not one_each:
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=7, frameon=False, handlelength=3)
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    if shared and not one_each:
+        names = [name for name in most if name in handles]
+        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=per_line, fontsize=8, frameon=False, handlelength=3)
+    figure.suptitle(note, fontsize=8, color="#444444")
+    return figure
+
+
+def draw_images(rows: Sequence[Row], headings: Sequence[str], note: str) -> "Figure":
+    """Return a grid of images under headings, each image with its caption below it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.95 * len(headings) + 0.3, 1.2 * len(rows) + 0.7), layout="constrained")
+    grid = figure.subplots(len(rows), len(headings), squeeze=False)
+    for row, axes in zip(rows, grid, strict=True):
+        for image, caption, ax in zip(row.images, row.captions, axes, strict=True):
+            pixels = image.permute(1, 2, 0).cpu().numpy()
+            ax.imshow(pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            ax.set_xlabel(caption, fontsize=7)
+    for heading, ax in zip(headings, grid[0], strict=True):
+        ax.set_title(heading, fontsize=8)
+    figure.suptitle(note, fontsize=8, color="#444444")
+    return figure
+
+
+def curve_rows(panels: Sequence[Drawn]) -> list[tuple[object, ...]]:
+    """Return the data of a figure of curves, heading first."""
+    rows: list[tuple[object, ...]] = [("panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
+    for one in panels:
+        for curve, mean in one.curves:
+            for point in zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ():
+                rows.append((one.panel.title, one.panel.y, curve.label, *point, mean.seeds if mean else 0))
+    return rows
+
+
+def save(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name: str) -> list[Path]:
+    """Write a figure as NAME.png and NAME.pdf and its data as NAME.csv, each whole; the same data give the same bytes."""
+    from matplotlib import rc_context
+
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {}
+    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "atcl"}):
+        for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "ModDate": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+            contents[kind] = buffer.getvalue()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    contents["csv"] = text.getvalue().encode()
+    paths = [folder / f"{name}.{kind}" for kind in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        write_whole(path, content)
+    return paths
+
+
+def _labels(one: Drawn) -> list[str]:
+    return [_label(curve, mean, one.seeds) for curve, mean in one.curves]
+
+
+def _label(curve: Curve, mean: Mean | None, seeds: int) -> str:
+    if mean is None:
+        return f"{curve.label} (no run yet)"
+    return curve.label if mean.seeds == seeds or curve.planned else f"{curve.label} ({mean.seeds} of {seeds} seeds)"
+
+
+def _draw_panel(one: Drawn, ax: "Axes") -> None:
+    """Draw mean, band and, where asked for, single seeds; markers are staggered so that they do not hide each other."""
+    panel = one.panel
+    count = len(one.curves)
+    for number, (curve, mean) in enumerate(one.curves):
+        look, label = curve.look, _label(curve, mean, one.seeds)
+        epochs, means, errors = (mean.epochs, mean.means, mean.errors) if mean else ((), (), ())
+        step = max(1, len(epochs) // 6)
+        ax.plot(
+            epochs, means, color=look.colour, linestyle=look.dash, linewidth=look.width, marker=look.marker, markersize=4.5,
+            markevery=(number * step // max(count, 1) % step, step), label=label,
+        )  # fmt: skip
+        if mean and mean.seeds > 1:
+            low = [middle - error for middle, error in zip(means, errors, strict=True)]
+            high = [middle + error for middle, error in zip(means, errors, strict=True)]
+            ax.fill_between(epochs, low, high, color=look.colour, alpha=0.18, linewidth=0)
+        if panel.singles and mean:
+            for single in mean.singles:
+                ax.plot(list(single), list(single.values()), color=look.colour, linewidth=0.6, alpha=0.6)
+    if panel.log and any(value > 0 for _, mean in one.curves if mean for value in mean.means):
+        ax.set_yscale("log", nonpositive="mask")
+    ax.set_title(panel.title, fontsize=9)
+    ax.set_xlabel("epoch", fontsize=8)
+    ax.set_ylabel(panel.y, fontsize=8)
+    ax.tick_params(labelsize=7)
+    ax.grid(alpha=0.25, linewidth=0.5)
+    if not any(mean for _, mean in one.curves):
+        ax.text(0.5, 0.5, "no run yet", transform=ax.transAxes, ha="center", va="center", color="#666666")
