@@ -63,14 +63,15 @@ def image_gradients(model: Module, objective: Objective, x: Tensor, adv: Tensor,
 
 def direction_variance(gradients: Tensor) -> Variance:
     """Return the trace of the covariance (ddof 0) of the unit vectors along gradients (n, P), and how many are zero."""
-    largest = gradients.abs().amax(1, keepdim=True)
-    alive = largest[:, 0] > 0
-    scaled = gradients[alive] / largest[alive]  # else the squares of a tiny gradient vanish, and its direction with them
-    directions = scaled / scaled.norm(dim=1, keepdim=True)
-    zeros = 1 - float(alive.float().mean())
-    if not len(directions):
+    lengths = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)  # in fp32 the squares of a tiny gradient would vanish
+    alive = lengths > 0
+    number = int(alive.sum())
+    zeros = 1 - number / len(gradients)
+    if not number:
         return Variance(None, zeros)
-    return Variance(float((directions - directions.mean(0)).square().sum(1).mean()), zeros)
+    weights = torch.where(alive, 1 / lengths, 0).to(gradients)
+    mean = weights @ gradients / number
+    return Variance(max(0.0, 1 - float(mean.square().sum())), zeros)  # unit vectors: the mean of squares less the square of the mean
 
 
 def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequence[str]]) -> Tensor:

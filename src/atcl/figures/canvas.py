@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 3.3, 2.5  # of a panel, in inches
-LINE = 0.2  # height of a line of a legend
+WIDTH, HEIGHT = 3.4, 2.6  # of a panel, in inches
+LINE, LETTER = 0.2, 0.075  # height of a line, width of a letter of a legend
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     labels = [_labels(one) for one in panels]
-    common = all(one == labels[0] for one in labels)
-    one_each = all(len(one) == 1 for one in labels)  # the title names it
     most = list(dict.fromkeys(label for one in labels for label in one))
-    shared = len(panels) > 2 and (common or max(map(len, labels)) >= len(most) - 2)
-    per_line = max(1, int(columns * WIDTH / 1.7))
-    below = 0 if shared or one_each else math.ceil(max(map(len, labels)) / 2) * LINE
+    titled = all(len(one) == 1 for one in labels)  # each panel's title names its one curve
+    shared = len(panels) > 2 and not titled and max(map(len, labels)) >= len(most) - 2
+    per_line = max(1, int(columns * WIDTH / (0.6 + LETTER * max(map(len, most)))))
+    beside = 2 if 2 * (0.6 + LETTER * max(map(len, most))) < WIDTH else 1  # entries of a panel's own legend in a line
+    below = 0 if shared or titled else math.ceil(max(map(len, labels)) / beside) * LINE
     above = 0.5 + (math.ceil(len(most) / per_line) * LINE if shared else 0)
     figure = Figure(figsize=(columns * WIDTH, rows * (HEIGHT + below) + above), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -61,11 +62,11 @@ def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
         _draw_panel(one, ax)
         found, names = ax.get_legend_handles_labels()
         handles.update(zip(names, found, strict=True))
-        if not shared and not one_each:
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=7, frameon=False, handlelength=3)
+        if not shared and not titled:
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=beside, fontsize=7, frameon=False, handlelength=3)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
-    if shared and not one_each:
+    if shared:
         names = [name for name in most if name in handles]
         figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=per_line, fontsize=8, frameon=False, handlelength=3)
     figure.suptitle(note, fontsize=8, color="#444444")
@@ -152,10 +153,10 @@ def _draw_panel(one: Drawn, ax: "Axes") -> None:
                 ax.plot(list(single), list(single.values()), color=look.colour, linewidth=0.6, alpha=0.6)
     if panel.log and any(value > 0 for _, mean in one.curves if mean for value in mean.means):
         ax.set_yscale("log", nonpositive="mask")
-    ax.set_title(panel.title, fontsize=9)
+    ax.set_title(textwrap.fill(panel.title, 38), fontsize=9)
     ax.set_xlabel("epoch", fontsize=8)
     ax.set_ylabel(panel.y, fontsize=8)
-    ax.tick_params(labelsize=7)
+    ax.tick_params(which="both", labelsize=7)
     ax.grid(alpha=0.25, linewidth=0.5)
     if not any(mean for _, mean in one.curves):
         ax.text(0.5, 0.5, "no run yet", transform=ax.transAxes, ha="center", va="center", color="#666666")

@@ -43,7 +43,7 @@ def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None])
 
 def _train_one(need: Need, runs: Path) -> None:
     torch.set_num_threads(1)  # tiny tensors gain nothing from more, and the numbers repeat
-    train(need.recipe, name=need.name, seed=need.seed, out=need.folder(runs), device="cpu", observe=sorted(need.observe), every=1)
+    train(need.recipe, name=need.name, seed=need.seed, out=need.folder(runs), device="cpu", observe=sorted(need.observe), every=2)
 
 
 def make(

@@ -1,0 +1,137 @@
+"""Onlookers record, and change nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atcl import journal
+from atcl.errors import AtclError
+from atcl.observing import FILE, OBSERVATIONS, SHARE, observed_epochs
+from atcl.recipes import RECIPES, Recipe
+from atcl.running import Watcher, train
+from atcl.runs import Problem, Run
+from atcl.schedules import Constant
+from atcl.training import Sgd
+from tests import tiny
+
+ALL = tuple(OBSERVATIONS)
+WATCHED = ("digits/warmup-pla", "digits/oracle", "digits/two-stage", "digits/trades", "cifar10/warmup-pla", "mnist/direct-nn")
+
+
+def go(folder: Path, recipe: Recipe, observe: tuple[str, ...], every: int | None = 1, watcher: Watcher | None = None) -> Run:
+    return train(
+        recipe, out=folder, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=observe, every=every, watcher=watcher
+    )
+
+
+def told(run: Run) -> list[journal.Record]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.journal]
+
+
+def observed(run: Run) -> list[journal.Record]:
+    return journal.read(run.folder / FILE)
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_run_is_the_same_to_the_last_bit_with_and_without_onlookers(name: str, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    alone, watched = go(tmp_path / "alone", recipe, ()), go(tmp_path / "watched", recipe, ALL)
+    weights = [(run.folder / "model.safetensors").read_bytes() for run in (alone, watched)]
+    assert weights[0] == weights[1]
+    assert told(alone) == told(watched)
+    assert not (alone.folder / FILE).exists()
+    records = observed(watched)
+    assert [(one["stage"], one["epoch"]) for one in records] == [(one["stage"], one["epoch"]) for one in watched.journal]
+    for one in records:
+        assert one["gradient.first_norm"] > 0
+        assert 0 <= one["gradient.variance"] <= 1
+        assert 0 <= one["test_pgd20"] <= one["test_natural"] <= 100
+        attacked = recipe.stages[one["stage"]].budget.steps > 0
+        assert ("attack.log.cosine" in one) == attacked
+        if attacked:
+            assert 0 <= one["attack.log.lowered"] <= 1
+            assert len(one["instance.pla.drop"]) == 4
+
+
+class Stop(Watcher):
+    def epoch(self, record: journal.Record) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_was_stopped_records_what_it_would_have_recorded(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    whole = go(tmp_path / "whole", recipe, ALL)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "stopped", recipe, ALL, watcher=Stop())
+    journal.append(tmp_path / "stopped" / FILE, {"stage": 0, "epoch": 3})  # of an epoch that no checkpoint holds
+    assert observed(go(tmp_path / "stopped", recipe, ALL)) == observed(whole)
+
+
+def test_the_norm_that_is_noted_is_that_of_the_step_which_was_taken(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["digits/direct-log"]
+    stage = replace(recipe.stages[0], epochs=1, batch_size=20, optimizer=Sgd(momentum=0.0), lr=Constant(0.5))
+    recipe = replace(recipe, stages=(stage,))
+    run = go(tmp_path, recipe, ("gradients",))
+    untrained = train_nothing(tmp_path / "untrained", recipe)
+    moved = [after - before for after, before in zip(run.model(build=tiny.TinyNet).parameters(), untrained, strict=True)]
+    (record,) = observed(run)
+    for key, parts in (("gradient.first_norm", moved[:2]), ("gradient.last_norm", moved[-2:])):
+        assert record[key] == pytest.approx(float(torch.cat([part.flatten() for part in parts]).norm()) / 0.5, rel=1e-3)
+
+
+def train_nothing(folder: Path, recipe: Recipe) -> list[torch.Tensor]:
+    """The weights that the run begins with: those after an epoch at learning rate 0."""
+    still = replace(recipe, stages=(replace(recipe.stages[0], lr=Constant(0.0)),))
+    return [parameter.detach() for parameter in go(folder, still, ()).model(build=tiny.TinyNet).parameters()]
+
+
+def test_looks_are_spread_from_the_first_epoch_to_the_last() -> None:
+    assert observed_epochs(10, 100) == set(range(1, 11))
+    assert observed_epochs(10, 4) == {1, 4, 7, 10}
+    assert observed_epochs(10, 1) == observed_epochs(10, 0) == {10}
+    assert observed_epochs(1, 5) == {1}
+
+
+@pytest.mark.parametrize("name", ["kuzushiji/oracle", "kuzushiji/warmup-pla", "cifar10/warmup-pla"])
+def test_by_default_all_onlookers_together_keep_to_their_share(name: str) -> None:
+    stage, sizes = RECIPES[name]().stages[0], {"kuzushiji": 60_000, "cifar10": 50_000}
+    images = sizes[name.partition("/")[0]]
+    problem = tiny.problem(RECIPES[name]().labels)
+
+    class Sized(list[int]):
+        def __len__(self) -> int:
+            return images
+
+    sized = Problem.__new__(Problem)
+    object.__setattr__(sized, "train", Sized())
+    object.__setattr__(sized, "test", problem.test and Sized())
+    work = images * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    spent = 0
+    for one in OBSERVATIONS.values():
+        cost = one.passes(stage, sized)
+        looks = observed_epochs(stage.epochs, int(SHARE / len(OBSERVATIONS) * work // cost))
+        assert len(looks) >= 20, "too few to draw a curve from"
+        spent += cost * len(looks)
+    assert spent <= SHARE * work
+
+
+@pytest.mark.parametrize(
+    ("observe", "every", "missing", "says"),
+    [
+        (("gradient",), 1, {}, "did you mean 'gradients'"),
+        (("attacks",), 1, {"truth": None}, "takes the true classes of the training images"),
+        (("test",), 1, {"test": None}, "takes a test set"),
+        (("gradients",), 0, {}, "not every 0"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused_before_anything_is_written(
+    observe: tuple[str, ...], every: int, missing: dict[str, None], says: str, tmp_path: Path
+) -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    problem = replace(tiny.problem(recipe.labels), **missing)  # type: ignore[arg-type]
+    with pytest.raises(AtclError, match=says):
+        train(recipe, out=tmp_path / "run", problem=problem, build=tiny.TinyNet, observe=observe, every=every)
+    assert not (tmp_path / "run").exists()
