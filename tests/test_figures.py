@@ -27,6 +27,7 @@ from atcl.recipes import recipe
 from atcl.settings import overridden, parse, to_data
 
 CURVES = {name: drawing for name, drawing in FIGURES.items() if not drawing.images}
+NOTE = f"{DIGITS_SETTING.about}; mean and standard error over 3 seeds"
 SETTINGS = {"paper": PAPER_SETTING, "digits": DIGITS_SETTING}
 
 
@@ -64,7 +65,7 @@ def overlap(one: Bbox, two: Bbox) -> bool:
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize(("setting", "keep"), [("digits", 1.0), ("paper", 0.3)])  # keep: the share of the runs that there are
 def test_no_text_lies_over_another_and_no_legend_over_a_curve(name: str, setting: str, keep: float) -> None:
-    figure = draw_curves(drawn(name, SETTINGS[setting], invented(SETTINGS[setting], keep)), FIGURES[name].columns, "a note")
+    figure = draw_curves(drawn(name, SETTINGS[setting], invented(SETTINGS[setting], keep)), FIGURES[name].columns, NOTE)
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
     shown = [ax for ax in figure.axes if ax.get_visible()]

@@ -18,6 +18,7 @@ from atcl.files import write_whole
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.listing import LISTED
+from atcl.lookback import Observe
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.running import train
@@ -258,11 +259,11 @@ class Reproduce:
         console.print(f"results lie in {self.results}", highlight=False)
 
 
-Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Figure
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
-    "figure": Figure,
+    "observe": Observe, "figure": Figure,
 }  # fmt: skip
 
 TAKES_OVERRIDES = (Train, Show)

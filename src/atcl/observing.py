@@ -73,9 +73,11 @@ def gradients(sight: Sight) -> Values:
             sight.model, batch.x, objective.climb(sight.model, batch.x, targets), epsilon=budget.epsilon, step_size=budget.step_size,
             steps=budget.steps, norm=budget.norm, start=budget.start, rng=rng,
         )  # fmt: skip
-    first, _ = first_and_last(sight.model)
-    variance = direction_variance(image_gradients(sight.model, objective, batch.x, adv, targets, first))
-    first_norm, last_norm = torch.stack(sight.norms).mean(0).tolist() if sight.norms else (None, None)
+    first, last = (image_gradients(sight.model, objective, batch.x, adv, targets, names) for names in first_and_last(sight.model))
+    variance = direction_variance(first)
+    # without steps to look at, as on a checkpoint, the gradient of this batch
+    norms = torch.stack(sight.norms) if sight.norms else torch.stack([first.sum(0).norm(), last.sum(0).norm()])[None]
+    first_norm, last_norm = norms.mean(0).tolist()
     return {
         "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,
     }  # fmt: skip
@@ -167,7 +169,7 @@ def onlooking(
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase
         seen = Sight(
-            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, derive(run.seed, "onlookers", number), tuple(norms)
+            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), tuple(norms)
         )  # fmt: skip
         norms.clear()
         values: dict[str, Any] = {}
@@ -178,6 +180,11 @@ def onlooking(
             journal.append(path, {"stage": number, "epoch": phase.epoch, **values})
 
     return engine, [observe]
+
+
+def seed_of(run: Run, number: int) -> int:
+    """Return the seed of the onlookers of a stage: nothing else draws by it."""
+    return derive(run.seed, "onlookers", number)
 
 
 def cut_back(folder: Path, stage: int, epoch: int) -> None:

@@ -61,11 +61,11 @@ def train(
     name = name or (what if isinstance(what, str) else name_of(what))
     target = resolve(device)
     if problem is None:
-        problem = _problem(wanted, seed, data_dir)
+        problem = problem_of(wanted, seed, data_dir)
     else:
         wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
-    if wanted.holdout and problem.held is None:
-        problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
+        if wanted.holdout and problem.held is None:
+            problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
     if build is not None:
         wanted = replace(wanted, model=getattr(build, "__name__", OWN))
     if problem.test is None and "test" in wanted.needs:
@@ -92,14 +92,16 @@ def train(
     return run
 
 
-def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
+def problem_of(wanted: Recipe, seed: int, data_dir: Path | None = None) -> Problem:
+    """Return what a recipe learns from: its dataset, with labels and a held-out part that follow from the seed."""
     if wanted.dataset == OWN:
         raise AtclError("this recipe learns from data of your own: give them as `problem` (from the shell: --images FOLDER --labels FILE.csv)")
     dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
     wanted.labels.check(dataset.classes)
     if dataset.shape != wanted.shape:
         raise AtclError(f"{wanted.dataset} has images of shape {dataset.shape}, but the recipe says {wanted.shape}: set shape")
-    return Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+    problem = Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+    return problem.held_out(wanted.holdout, derive(seed, "holdout")) if wanted.holdout else problem
 
 
 def _on_own_data(wanted: Recipe, problem: Problem) -> Recipe:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 3.4, 2.6  # of a panel, in inches
-LINE, LETTER = 0.2, 0.075  # height of a line, width of a letter of a legend
+LINE, LETTER = 0.2, 0.07  # height of a line, width of a letter of the small print, in inches
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Row:
 
     images: tuple[Tensor, ...]  # (C, H, W) in [0, 1]
     captions: tuple[str, ...]
+    about: str
 
 
 def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
@@ -47,29 +47,30 @@ def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
 
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
+    width, height = (4.6, 3.0) if len(panels) == 1 else (3.4, 2.6)  # of a panel, in inches
     labels = [_labels(one) for one in panels]
     most = list(dict.fromkeys(label for one in labels for label in one))
     titled = all(len(one) == 1 for one in labels)  # each panel's title names its one curve
     shared = len(panels) > 2 and not titled and max(map(len, labels)) >= len(most) - 2
-    per_line = max(1, int(columns * WIDTH / (0.6 + LETTER * max(map(len, most)))))
-    beside = 2 if 2 * (0.6 + LETTER * max(map(len, most))) < WIDTH else 1  # entries of a panel's own legend in a line
-    below = 0 if shared or titled else math.ceil(max(map(len, labels)) / beside) * LINE
-    above = 0.5 + (math.ceil(len(most) / per_line) * LINE if shared else 0)
-    figure = Figure(figsize=(columns * WIDTH, rows * (HEIGHT + below) + above), layout="constrained")
+    in_line = [_in_line(one, width) for one in labels]
+    below = 0 if shared or titled else max(math.ceil(len(one) / number) for one, number in zip(labels, in_line, strict=True)) * LINE
+    together = _in_line(most, columns * width)
+    above = textwrap.fill(note, int(columns * width / LETTER))
+    rest = LINE * (above.count("\n") + 1) + (math.ceil(len(most) / together) * LINE if shared else 0)
+    figure = Figure(figsize=(columns * width, rows * (height + below) + rest), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     handles: dict[str, Artist] = {}
-    for one, ax in zip(panels, axes, strict=False):
+    for one, number, ax in zip(panels, in_line, axes, strict=False):
         _draw_panel(one, ax)
         found, names = ax.get_legend_handles_labels()
         handles.update(zip(names, found, strict=True))
         if not shared and not titled:
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=beside, fontsize=7, frameon=False, handlelength=3)
+            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=number, fontsize=7, frameon=False, handlelength=3)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     if shared:
-        names = [name for name in most if name in handles]
-        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=per_line, fontsize=8, frameon=False, handlelength=3)
-    figure.suptitle(note, fontsize=8, color="#444444")
+        figure.legend([handles[name] for name in most], most, loc="outside lower center", ncols=together, fontsize=8, frameon=False, handlelength=3)
+    figure.suptitle(above, fontsize=8, color="#444444")
     return figure
 
 
@@ -80,6 +81,7 @@ def draw_images(rows: Sequence[Row], headings: Sequence[str], note: str) -> "Fig
     figure = Figure(figsize=(0.95 * len(headings) + 0.3, 1.2 * len(rows) + 0.7), layout="constrained")
     grid = figure.subplots(len(rows), len(headings), squeeze=False)
     for row, axes in zip(rows, grid, strict=True):
+        axes[0].set_ylabel(row.about, fontsize=7)
         for image, caption, ax in zip(row.images, row.captions, axes, strict=True):
             pixels = image.permute(1, 2, 0).cpu().numpy()
             ax.imshow(pixels[..., 0] if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
@@ -122,6 +124,21 @@ def save(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name:
     return paths
 
 
+def _in_line(labels: Sequence[str], width: float) -> int:
+    """Return how many entries of a legend fit beside each other."""
+    return max(1, min(len(labels), int(width / (0.7 + LETTER * max(map(len, labels))))))
+
+
+def _hidden(number: int, curves: Sequence[tuple[Curve, Mean | None]]) -> int:
+    """Return how many of the curves drawn after this one lie over it."""
+    own = curves[number][1]
+    return sum(mean is not None and own is not None and _alike(mean, own) for _, mean in curves[number + 1 :])
+
+
+def _alike(one: Mean, two: Mean) -> bool:
+    return one.epochs == two.epochs and all(math.isclose(a, b, rel_tol=0.01, abs_tol=0.001) for a, b in zip(one.means, two.means, strict=True))
+
+
 def _labels(one: Drawn) -> list[str]:
     return [_label(curve, mean, one.seeds) for curve, mean in one.curves]
 
@@ -139,10 +156,11 @@ def _draw_panel(one: Drawn, ax: "Axes") -> None:
     for number, (curve, mean) in enumerate(one.curves):
         look, label = curve.look, _label(curve, mean, one.seeds)
         epochs, means, errors = (mean.epochs, mean.means, mean.errors) if mean else ((), (), ())
-        step = max(1, len(epochs) // 6)
+        step = max(1, len(epochs) // 6, min(count, len(epochs) // 2))
+        width = look.width + 1.1 * _hidden(number, one.curves)  # its edges show beside those that cover it
         ax.plot(
-            epochs, means, color=look.colour, linestyle=look.dash, linewidth=look.width, marker=look.marker, markersize=4.5,
-            markevery=(number * step // max(count, 1) % step, step), label=label,
+            epochs, means, color=look.colour, linestyle=look.dash, linewidth=width, marker=look.marker, markersize=4.5,
+            markevery=(number * step // count, step), label=label,
         )  # fmt: skip
         if mean and mean.seeds > 1:
             low = [middle - error for middle, error in zip(means, errors, strict=True)]

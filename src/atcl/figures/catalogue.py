@@ -13,11 +13,11 @@ PGD20 = "PGD20 test accuracy (%)"
 PROBABILITY = "probability of the true class (0 to 1)"
 
 METRICS = {  # of an attack: title, axis
-    "cosine": ("cosine similarity to the oracle's attack", "cosine of gradient signs (-1 to 1)"),
-    "l1": ("L1 distance to the oracle's images", "L1 distance (sum of pixels in 0 to 1)"),
-    "drop": ("what the attack takes: p(y|x) - p(y|adv)", "drop in probability (-1 to 1)"),
-    "attacked": ("what is left: p(y|adv)", PROBABILITY),
-    "lowered": ("attacks that lower the true class at all", "share of images (%)"),
+    "cosine": ("likeness to the attack by true label", "cosine of gradient signs (-1 to 1)"),
+    "l1": ("distance to the images of that attack", "L1 distance (sum of pixels in 0 to 1)"),
+    "drop": ("taken from y: p(y|x) - p(y|adv)", "drop in probability (-1 to 1)"),
+    "attacked": ("left to y: p(y|adv)", PROBABILITY),
+    "lowered": ("attacks that lower p(y) at all", "share of images (%)"),
 }
 
 
@@ -193,7 +193,7 @@ FIGURES: dict[str, Drawing] = {
     "gradients": Drawing("variance of gradient directions, norms of the gradients of last and first layer (fig_1 a-c)", _gradients),
     "attacks": Drawing("quality of attacks through LOG and PLA on the oracle in training (fig_1 d-f), and how many succeed at all", _attacks, 2),
     "ablation": Drawing("schedules, warm-up and PLA without each other, epochs of scheduling (fig_abl)", _ablation, 2),
-    "gradient-norms": Drawing("norms of the gradients of last and first layer for each loss, seed by seed", _gradient_norms, 8),
+    "gradient-norms": Drawing("norms of the gradients of last and first layer for each loss, seed by seed", _gradient_norms, 4),
     "attack-analysis": Drawing("quality of attacks through every loss, on MNIST and Kuzushiji", _attack_analysis, 5),
     "instances": Drawing("the same on four single training images", _instances, 4),
     "adversarial-images": Drawing("images attacked through each loss, on one model", _images, 1, images=True),

@@ -10,18 +10,15 @@ import torch
 
 from atcl.analysis import attack_qualities, paper_climbs
 from atcl.attacks import Budget, pgd
-from atcl.data import DATASETS
-from atcl.errors import pick
 from atcl.evaluation import cross_entropy
 from atcl.figures.canvas import Drawn, Row, curve_rows, draw_curves, draw_images, save
 from atcl.figures.plan import Drawing, Need, Panel, Setting, curve_of
 from atcl.figures.records import Recorded
-from atcl.labels import weaken
 from atcl.losses import PAPER
-from atcl.observing import INSTANCES, probe
-from atcl.running import train
+from atcl.observing import INSTANCES, probe, seed_of
+from atcl.running import problem_of, train
 from atcl.runs import Problem, open_run
-from atcl.seeds import derive, generator
+from atcl.seeds import generator
 
 Missing = set[tuple[object, int]]  # recipes and seeds
 
@@ -81,19 +78,17 @@ def _make_images(
         if not found:
             lacking.add((recipe, seed))
             continue
-        model = open_run(found[0]).model()
-        split = pick(DATASETS, recipe.dataset, "dataset")(data_dir).train
-        problem = Problem(weaken(split, recipe.labels, derive(seed, "labels")), split.truth)
-        made, numbers = _attacked(model, problem, recipe.stages[0].budget, derive(seed, "onlookers", 0))
+        run = open_run(found[0])
+        made, numbers = _attacked(run.model(), problem_of(recipe, seed, data_dir), recipe.stages[0].budget, seed_of(run, 0), panel.title)
         grid += made
         rows += [(panel.title, *line) for line in numbers]
     if not grid:
         return [], lacking
-    note = _note(setting, "true-class probability below each image; attacked on the oracle's model")
+    note = _note(setting, "attacks on the oracle's model; below each image the probability of its true class")
     return save(draw_images(grid, headings, note), rows, out, name), lacking
 
 
-def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: int) -> tuple[list[Row], list[tuple[object, ...]]]:
+def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str) -> tuple[list[Row], list[tuple[object, ...]]]:
     """Return the rows of the grid and their numbers, for the images whose numbers onlookers keep one by one."""
     x, candidates, true = (part[:INSTANCES] for part in probe(problem, seed))
     climbs = paper_climbs(model, x, candidates)
@@ -107,9 +102,11 @@ def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: in
     }  # fmt: skip
     rows, numbers = list[Row](), list[tuple[object, ...]]()
     for number in range(len(x)):
+        ruled_out = ", ".join(map(str, (~candidates[number]).nonzero()[:, 0].tolist()))
+        about = f"{title}\nclass {int(true[number])}, not {ruled_out}"
         before = float(quality["oracle"].natural[number])
         after = [float(quality[name].attacked[number]) for name in made]
-        rows.append(Row((x[number], *(adv[number] for adv in made.values())), tuple(f"{value:.2f}" for value in (before, *after))))
+        rows.append(Row((x[number], *(adv[number] for adv in made.values())), tuple(f"{value:.2f}" for value in (before, *after)), about))
         numbers.append((number + 1, "natural", before, "", "", ""))
         for name in made:
             one = quality[name]
