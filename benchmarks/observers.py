@@ -22,15 +22,15 @@ class Clock(Watcher):
 
     def begin(self, run: Run, stage: int, epoch: int) -> None:
         """Start the clock."""
-        self.began = time.perf_counter()
+        self.began = time.perf_counter(), time.process_time()
 
     def epoch(self, record: dict[str, object]) -> None:
         """Read it."""
-        self.seconds = time.perf_counter() - self.began
+        self.seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
 
 
-def seconds(wanted: Recipe, observe: tuple[str, ...], device: str) -> tuple[float, bytes]:
-    """Return how long the epochs took, and the weights."""
+def seconds(wanted: Recipe, observe: tuple[str, ...], device: str) -> tuple[tuple[float, float], bytes]:
+    """Return how long the epochs took, by the clock and of the processor, and the weights."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
         run = train(wanted, out=Path(folder) / "run", device=device, watcher=clock, observe=observe)
@@ -43,7 +43,7 @@ def main() -> None:
     plain = recipe(name)
     wanted = replace(plain, stages=tuple(replace(stage, epochs=min(stage.epochs, int(epochs))) for stage in plain.stages))
     sets = [(), ("gradients",), tuple(OBSERVATIONS)]
-    found: dict[tuple[str, ...], list[float]] = {one: [] for one in sets}
+    found: dict[tuple[str, ...], list[tuple[float, float]]] = {one: [] for one in sets}
     weights = set()
     for _ in range(int(rounds)):
         for one in sets:
@@ -51,9 +51,11 @@ def main() -> None:
             found[one].append(took)
             weights.add(content)
     print(f"{name}, {epochs} epochs, {rounds} rounds, {hardware(resolve(device))['device']}")
-    alone = median(found[()])
+    alone = [median(times) for times in zip(*found[()], strict=True)]
     for one in sets:
-        print(f"{', '.join(one) or 'alone'}: {median(found[one]):.2f} s ({100 * (median(found[one]) / alone - 1):+.1f}%)")
+        clock, processor = (median(times) for times in zip(*found[one], strict=True))
+        more = [f"{100 * (now / before - 1):+.1f}%" for now, before in zip((clock, processor), alone, strict=True)]
+        print(f"{', '.join(one) or 'alone'}: {clock:.2f} s ({more[0]}), of the processor {processor:.2f} s ({more[1]})")
     print("the same weights" if len(weights) == 1 else "the weights differ")
 
 

@@ -13,7 +13,8 @@ BLIND = (
     "transitions", "matrices", "tables", "heldout", "pictures", "folders",
 )  # fmt: skip
 SEEING = {
-    "atcl", "truth", "labels", "labelled", "data", "evaluation", "analysis", "observing", "lookback", "figures", "probing", "masking", "recipes", "runs", "running", "predicting",
+    "atcl", "truth", "labels", "labelled", "data", "evaluation", "analysis", "observing",
+    "lookback", "figures", "probing", "masking", "recipes", "runs", "running", "predicting",
     "experiments", "listing", "console", "commands", "cli",
 }  # fmt: skip
 

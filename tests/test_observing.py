@@ -110,8 +110,22 @@ def train_nothing(folder: Path, recipe: Recipe) -> list[torch.Tensor]:
 def test_looks_are_spread_from_the_first_epoch_to_the_last() -> None:
     assert observed_epochs(10, 100) == set(range(1, 11))
     assert observed_epochs(10, 4) == {1, 4, 7, 10}
-    assert observed_epochs(10, 1) == observed_epochs(10, 0) == {10}
+    assert observed_epochs(10, 1) == {10}
+    assert observed_epochs(10, 0) == set()
     assert observed_epochs(1, 5) == {1}
+
+
+def test_what_so_short_a_run_cannot_afford_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listening(Watcher):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    run = go(tmp_path, tiny.RECIPES["digits/oracle"], ("attacks",), every=None, watcher=Listening())
+    assert not observed(run)
+    assert "attacks is not observed in stage 1" in said[-1]
+    assert "--observe-every" in said[-1]
 
 
 @pytest.mark.parametrize("name", ["kuzushiji/oracle", "kuzushiji/warmup-pla", "cifar10/warmup-pla"])

@@ -26,7 +26,7 @@ FILE = "analysis.jsonl"
 IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
-SHARE = 0.04  # of an epoch's work, for all onlookers together
+SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it takes less than 5% of the time
 
 Values = dict[str, float | list[float] | None]
 
@@ -73,11 +73,14 @@ def gradients(sight: Sight) -> Values:
             sight.model, batch.x, objective.climb(sight.model, batch.x, targets), epsilon=budget.epsilon, step_size=budget.step_size,
             steps=budget.steps, norm=budget.norm, start=budget.start, rng=rng,
         )  # fmt: skip
-    first, last = (image_gradients(sight.model, objective, batch.x, adv, targets, names) for names in first_and_last(sight.model))
-    variance = direction_variance(first)
-    # without steps to look at, as on a checkpoint, the gradient of this batch
-    norms = torch.stack(sight.norms) if sight.norms else torch.stack([first.sum(0).norm(), last.sum(0).norm()])[None]
-    first_norm, last_norm = norms.mean(0).tolist()
+    first, last = first_and_last(sight.model)
+    parts = image_gradients(sight.model, objective, batch.x, adv, targets, first)
+    variance = direction_variance(parts)
+    if sight.norms:
+        first_norm, last_norm = torch.stack(sight.norms).mean(0).tolist()
+    else:  # no steps to look at, as on a checkpoint: the gradient of this batch
+        both = (parts, image_gradients(sight.model, objective, batch.x, adv, targets, last))
+        first_norm, last_norm = (float(one.sum(0).norm()) for one in both)
     return {
         "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,
     }  # fmt: skip
@@ -125,7 +128,7 @@ OBSERVATIONS: dict[str, Observation] = {
         "variance of gradient directions at the first layer; norms of the gradients of first and last layer",
     ),
     "attacks": Observation(
-        attacks, lambda stage, problem: min(IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps),
+        attacks, lambda stage, problem: min(IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps) * bool(stage.budget.steps),
         "attacks on the model through each loss of the paper, beside the attack through the true label", truth=True,
     ),
     "test": Observation(
@@ -136,9 +139,9 @@ OBSERVATIONS: dict[str, Observation] = {
 
 
 def observed_epochs(epochs: int, looks: int) -> set[int]:
-    """Return so many epochs of a stage, evenly spaced from the first to the last; the last alone where one look, or none, can be afforded."""
+    """Return so many epochs of a stage, evenly spaced from the first to the last; for one look the last, for none none."""
     if looks < 2:
-        return {epochs}
+        return {epochs} if looks else set()
     return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
 
 
@@ -155,14 +158,26 @@ def check(names: Sequence[str], problem: Problem, every: int | None) -> None:
 
 
 def onlooking(
-    names: Sequence[str], run: Run, problem: Problem, number: int, learner: Learner, data: WeakData, every: int | None = None, inner: Engine = eager
+    names: Sequence[str],
+    run: Run,
+    problem: Problem,
+    number: int,
+    learner: Learner,
+    data: WeakData,
+    every: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    inner: Engine = eager,
 ) -> tuple[Engine, list[Observer]]:
     """Return an engine and the observers that look on while a stage is trained; without names, the engine as it is and none."""
     if not names:
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / FILE
     room = SHARE / len(names) * len(data) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
-    afforded = {name: int(room // OBSERVATIONS[name].passes(stage, problem)) for name in names}
+    afforded = {name: int(room // max(1, OBSERVATIONS[name].passes(stage, problem))) for name in names}
+    for name in (name for name, looks in afforded.items() if not (looks or every)):
+        say(
+            f"{name} is not observed in stage {number + 1}: one look would slow so short a stage by more than 5%; give --observe-every 10 to look anyway"
+        )
     plan = {name: {*range(1, stage.epochs, every), stage.epochs} if every else observed_epochs(stage.epochs, afforded[name]) for name in afforded}
     engine, norms = _noting(learner, inner) if "gradients" in names else (inner, [])
 

@@ -166,7 +166,7 @@ def _train(run: Run, problem: Problem, build: Build | None, watcher: Watcher, na
     while True:
         stage = run.recipe.stages[position.number]
         observe = _observer(run, problem, position, watcher)
-        engine, onlookers = observing.onlooking(names, run, problem, position.number, position.learner, position.data, every)
+        engine, onlookers = observing.onlooking(names, run, problem, position.number, position.learner, position.data, every, watcher.say)
         # the journal's observer last: it writes the checkpoint, after which an epoch is not seen again
         fit(position.learner, position.data, stage, seed=derive(run.seed, "stage", position.number), engine=engine, observers=[*onlookers, observe])
         if position.number + 1 == len(run.recipe.stages):

@@ -1,11 +1,11 @@
 """Gradients of the weights: how far the images of a batch agree, and how much of them reaches the first layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vjp, vmap
 from torch.nn import Module
 
 from atcl.attacks import evaluating
@@ -37,28 +37,13 @@ def image_gradients(model: Module, objective: Objective, x: Tensor, adv: Tensor,
     The parts add up to that gradient, whatever the loss. Where it is a mean over images, each is an image's own gradient over n.
     The model is looked at in eval mode: batch statistics would mix the images.
     """
-    state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    chosen = {name: state[name] for name in names}
-
-    def pulled(chosen: Mapping[str, Tensor], image: Tensor, pull: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
-        return (logits[0] * pull).sum()
-
     with evaluating(model):
-        seen = _Seen(model)
+        seen = _Seen(model, names)
         with torch.enable_grad():
             loss, _ = objective.descend(seen, x, adv, targets)
-        pulls = torch.autograd.grad(loss, [logits for _, logits in seen.calls])
-        total: Tensor | None = None
-        for (images, _), pull in zip(seen.calls, pulls, strict=True):
-            try:
-                found = vmap(grad(pulled), in_dims=(None, 0, 0))(chosen, images, pull)
-            except RuntimeError as error:
-                raise AtclError(f"torch.func cannot vectorise this model: {str(error).splitlines()[0]}") from None
-            part = torch.cat([found[name].flatten(1) for name in names], 1)
-            total = part if total is None else total + part
-    assert total is not None
-    return total
+        pulls = torch.autograd.grad(loss, seen.logits)
+        found = [back(pull)[0] for back, pull in zip(seen.backs, pulls, strict=True)]
+    return torch.stack([torch.cat([parts[name].flatten(1) for name in names], 1) for parts in found]).sum(0)
 
 
 def direction_variance(gradients: Tensor) -> Variance:
@@ -81,15 +66,27 @@ def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequenc
 
 
 class _Seen(Module):
-    """A model that notes what it is asked and hands out its answers cut off from the weights."""
+    """A model whose answers are cut off from the weights, and which keeps, for each call, the way back to them, image by image."""
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.asked = model
-        self.calls: list[tuple[Tensor, Tensor]] = []  # images, logits
+        state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        self.chosen = {name: state[name] for name in names}
+        self.logits: list[Tensor] = []
+        self.backs: list[Callable[[Tensor], tuple[dict[str, Tensor]]]] = []
+
+        def answer(chosen: dict[str, Tensor], image: Tensor) -> Tensor:
+            logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
+            return logits[0]
+
+        self.answer = answer
 
     def forward(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits: Tensor = self.asked(images)
-        self.calls.append((images, logits.requires_grad_()))
-        return logits
+        own = {name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()}  # weights of its own for each image
+        try:
+            found = vjp(lambda chosen: vmap(self.answer)(chosen, images), own)
+        except RuntimeError as error:
+            raise AtclError(f"torch.func cannot vectorise this model: {str(error).splitlines()[0]}") from None
+        self.logits.append(found[0].detach().requires_grad_())
+        self.backs.append(found[1])
+        return self.logits[-1]
