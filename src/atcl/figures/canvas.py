@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ from atcl.figures.records import Mean
 from atcl.files import write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 LINE, LETTER = 0.2, 0.07  # height of a line, width of a letter of the small print, in inches
 
@@ -48,28 +48,28 @@ def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     width, height = (4.6, 3.0) if len(panels) == 1 else (3.4, 2.6)  # of a panel, in inches
-    labels = [_labels(one) for one in panels]
-    most = list(dict.fromkeys(label for one in labels for label in one))
-    titled = all(len(one) == 1 for one in labels)  # each panel's title names its one curve
-    shared = len(panels) > 2 and not titled and max(map(len, labels)) >= len(most) - 2
-    in_line = [_in_line(one, width) for one in labels]
-    below = 0 if shared or titled else max(math.ceil(len(one) / number) for one, number in zip(labels, in_line, strict=True)) * LINE
-    together = _in_line(most, columns * width)
+    plain = list(dict.fromkeys(curve.label for one in panels for curve, _ in one.curves))
+    titled = all(len(one.curves) == 1 for one in panels)  # each panel's title names its one curve
+    shared = len(panels) > 2 and not titled and max(len(one.curves) for one in panels) >= len(plain) - 2
+    own = [] if shared or titled else [_entries([one]) for one in panels]
+    common = _entries(panels) if shared else {}
+    below = max((math.ceil(len(one) / _in_line(one, width)) for one in own), default=0) * LINE
     above = textwrap.fill(note, int(columns * width / LETTER))
-    rest = LINE * (above.count("\n") + 1) + (math.ceil(len(most) / together) * LINE if shared else 0)
+    rest = LINE * (above.count("\n") + 1) + (math.ceil(len(common) / _in_line(common, columns * width)) * LINE if shared else 0)
     figure = Figure(figsize=(columns * width, rows * (height + below) + rest), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    handles: dict[str, Artist] = {}
-    for one, number, ax in zip(panels, in_line, axes, strict=False):
+    for one, ax in zip(panels, axes, strict=False):
         _draw_panel(one, ax)
-        found, names = ax.get_legend_handles_labels()
-        handles.update(zip(names, found, strict=True))
-        if not shared and not titled:
-            ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=number, fontsize=7, frameon=False, handlelength=3)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
+    for entries, ax in zip(own, axes, strict=False):
+        ax.legend(
+            handles=_handles(entries), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=_in_line(entries, width), fontsize=7, frameon=False,
+            handlelength=3,
+        )  # fmt: skip
     if shared:
-        figure.legend([handles[name] for name in most], most, loc="outside lower center", ncols=together, fontsize=8, frameon=False, handlelength=3)
+        number = _in_line(common, columns * width)
+        figure.legend(handles=_handles(common), loc="outside lower center", ncols=number, fontsize=8, frameon=False, handlelength=3)
     figure.suptitle(above, fontsize=8, color="#444444")
     return figure
 
@@ -124,7 +124,7 @@ def save(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name:
     return paths
 
 
-def _in_line(labels: Sequence[str], width: float) -> int:
+def _in_line(labels: Collection[str], width: float) -> int:
     """Return how many entries of a legend fit beside each other."""
     return max(1, min(len(labels), int(width / (0.7 + LETTER * max(map(len, labels))))))
 
@@ -139,14 +139,29 @@ def _alike(one: Mean, two: Mean) -> bool:
     return one.epochs == two.epochs and all(math.isclose(a, b, rel_tol=0.01, abs_tol=0.001) for a, b in zip(one.means, two.means, strict=True))
 
 
-def _labels(one: Drawn) -> list[str]:
-    return [_label(curve, mean, one.seeds) for curve, mean in one.curves]
+def _entries(panels: Sequence[Drawn]) -> dict[str, Curve]:
+    """Return the entries of a legend: each curve once, with how many seeds it lacks in those panels that show anything."""
+    found: dict[str, tuple[Curve, int, int]] = {}  # label -> curve, seeds that were run, seeds that were asked for
+    for one in [one for one in panels if _shows(one)] or panels:
+        for curve, mean in one.curves:
+            seeds = one.seeds if curve.planned else mean.seeds if mean else 0
+            found[curve.label] = curve, min(seeds, found.get(curve.label, (curve, seeds, 0))[1]), one.seeds
+    return {label + ("" if seeds == asked else f" ({seeds} of {asked} seeds)" if seeds else " (no run yet)"): curve
+            for label, (curve, seeds, asked) in found.items()}  # fmt: skip
 
 
-def _label(curve: Curve, mean: Mean | None, seeds: int) -> str:
-    if mean is None:
-        return f"{curve.label} (no run yet)"
-    return curve.label if mean.seeds == seeds or curve.planned else f"{curve.label} ({mean.seeds} of {seeds} seeds)"
+def _handles(entries: Mapping[str, Curve]) -> "list[Line2D]":
+    from matplotlib.lines import Line2D
+
+    looks = [(text, curve.look) for text, curve in entries.items()]
+    return [
+        Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=look.width, marker=look.marker, markersize=4.5, label=text)
+        for text, look in looks
+    ]
+
+
+def _shows(one: Drawn) -> bool:
+    return any(mean for _, mean in one.curves)
 
 
 def _draw_panel(one: Drawn, ax: "Axes") -> None:
@@ -154,21 +169,21 @@ def _draw_panel(one: Drawn, ax: "Axes") -> None:
     panel = one.panel
     count = len(one.curves)
     for number, (curve, mean) in enumerate(one.curves):
-        look, label = curve.look, _label(curve, mean, one.seeds)
-        epochs, means, errors = (mean.epochs, mean.means, mean.errors) if mean else ((), (), ())
+        if mean is None:
+            continue
+        look, epochs, means, errors = curve.look, mean.epochs, mean.means, mean.errors
         step = max(1, len(epochs) // 6, min(count, len(epochs) // 2))
-        width = look.width + 1.1 * _hidden(number, one.curves)  # its edges show beside those that cover it
+        width = look.width + min(4.5, 1.1 * _hidden(number, one.curves))  # its edges show beside those that cover it
         ax.plot(
             epochs, means, color=look.colour, linestyle=look.dash, linewidth=width, marker=look.marker, markersize=4.5,
-            markevery=(number * step // count, step), label=label,
+            markevery=(number * step // count, step),
         )  # fmt: skip
-        if mean and mean.seeds > 1:
+        if mean.seeds > 1:
             low = [middle - error for middle, error in zip(means, errors, strict=True)]
             high = [middle + error for middle, error in zip(means, errors, strict=True)]
             ax.fill_between(epochs, low, high, color=look.colour, alpha=0.18, linewidth=0)
-        if panel.singles and mean:
-            for single in mean.singles:
-                ax.plot(list(single), list(single.values()), color=look.colour, linewidth=0.6, alpha=0.6)
+        for single in mean.singles if panel.singles else ():
+            ax.plot(list(single), list(single.values()), color=look.colour, linewidth=0.6, alpha=0.6)
     if panel.log and any(value > 0 for _, mean in one.curves if mean for value in mean.means):
         ax.set_yscale("log", nonpositive="mask")
     ax.set_title(textwrap.fill(panel.title, 38), fontsize=9)
@@ -176,5 +191,7 @@ def _draw_panel(one: Drawn, ax: "Axes") -> None:
     ax.set_ylabel(panel.y, fontsize=8)
     ax.tick_params(which="both", labelsize=7)
     ax.grid(alpha=0.25, linewidth=0.5)
-    if not any(mean for _, mean in one.curves):
+    if not _shows(one):
+        ax.set_xticks([])
+        ax.set_yticks([])
         ax.text(0.5, 0.5, "no run yet", transform=ax.transAxes, ha="center", va="center", color="#666666")

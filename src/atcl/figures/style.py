@@ -1,6 +1,7 @@
 """One look for each method, the same in every figure: a colour, a dash and a marker, so that grey print and every eye can tell them apart."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -8,7 +9,7 @@ class Style:
     """How a curve is drawn."""
 
     colour: str
-    dash: str
+    dash: Literal["-", "--", "-.", ":"]
     marker: str
     width: float = 1.4
 
