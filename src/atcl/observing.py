@@ -175,7 +175,8 @@ def onlooking(
     room = SHARE / len(names) * len(data) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
     afforded = {name: int(room // max(1, OBSERVATIONS[name].passes(stage, problem))) for name in names}
     for name in (name for name, looks in afforded.items() if not (looks or every)):
-        say(f"{name} is not observed in stage {number + 1}: one look would slow it by more than 5%; give --observe-every 10 to look anyway")
+        share = "one look takes more than its share of the 5% that onlookers may cost"
+        say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
     plan = {name: {*range(1, stage.epochs, every), stage.epochs} if every else observed_epochs(stage.epochs, afforded[name]) for name in afforded}
     engine, norms = _noting(learner, inner) if "gradients" in names else (inner, [])
 
