@@ -213,10 +213,14 @@ def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: P
     train_small(wanted, tmp_path / "runs", told.append)
     assert told == [1]
     runs = recorded_in(tmp_path / "runs", tmp_path / "results", pytest.fail)
-    files = {name: make(name, FIGURES[name], setting, runs, tmp_path) for name in names}
-    assert not files["attacks"][1]
-    assert {seed for _, seed in files["gradients"][1]} == {1}  # LOG and warm-up + PLA were not run
-    rows = list(csv.DictReader(files["adversarial-images"][0][2].read_text().splitlines()))
+    for name in ("attacks", "gradients"):
+        for panel in FIGURES[name].drawable(setting):
+            for curve in panel.curves:
+                mean, lacking = curve_of(curve, panel, setting, runs)
+                assert (mean is not None) == (curve.source.method == "oracle") == (not lacking)
+    paths, missing = make("adversarial-images", FIGURES["adversarial-images"], setting, runs, tmp_path)
+    assert not missing
+    rows = list(csv.DictReader(paths[2].read_text().splitlines()))
     assert len(rows) == 4 * 10
     oracle = [row for row in rows if row["attack"] == "oracle"]
     assert {row["l1_to_oracle"] for row in oracle} == {"0.0"}

@@ -26,7 +26,10 @@ Missing = set[tuple[object, int]]  # recipes and seeds
 def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None]) -> None:
     """Carry out small runs, as many at once as there are cores; stopped, the same call goes on."""
     workers = min(len(os.sched_getaffinity(0)), len(wanted))
-    if not workers:
+    if workers < 2:  # no second process for one run
+        for number, need in enumerate(wanted, 1):
+            _train_one(need, runs)
+            tell(number)
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
@@ -39,8 +42,12 @@ def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None])
 
 
 def _train_one(need: Need, runs: Path) -> None:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors gain nothing from more, and the numbers repeat
-    train(need.recipe, name=need.name, seed=need.seed, out=need.folder(runs), device="cpu", observe=sorted(need.observe), every=2)
+    try:
+        train(need.recipe, name=need.name, seed=need.seed, out=need.folder(runs), device="cpu", observe=sorted(need.observe), every=2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def make(
