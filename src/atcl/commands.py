@@ -12,10 +12,12 @@ from rich.console import Console
 from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
 from atcl.errors import AtclError, pick
 from atcl.exporting import EXPORTS, export
+from atcl.figures.command import Figure
 from atcl.files import write_whole
 from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.listing import LISTED
+from atcl.lookback import Observe
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
@@ -26,7 +28,9 @@ from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
 
-Listable = Literal["recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments", "weights"]
+Listable = Literal[
+    "recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments", "weights", "observations", "figures"
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Train:
     """their labels: a CSV file with the columns file and not"""
     classes: tuple[str, ...] = ()
     """names of the classes; by default those that the CSV file rules out"""
+    observe: tuple[str, ...] = ()
+    """what to look at while training, names from `atcl list observations`; it changes nothing, and is kept in analysis.jsonl"""
+    observe_every: int | None = None
+    """epochs between two looks; by default so many that training takes 5% longer at most"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
@@ -70,7 +78,9 @@ class Train:
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
         for seed, out in zip(seeds, outs, strict=True):
             console.print(f"{name}, seed {seed}, to {out}", highlight=False)
-        for done in _train(console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic):
+        for done in _train(
+            console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe, self.observe_every
+        ):
             _tell(console, done, REPORTED)
             console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
 
@@ -219,10 +229,11 @@ class Show:
             console.print(schedule_table(stage))
 
 
-Command = Train | Evaluate | Predict | Export | List | Show | Reproduce
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
+    "observe": Observe, "figure": Figure,
 }  # fmt: skip
 
 TAKES_OVERRIDES = (Train, Show)
@@ -235,13 +246,13 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 
 def _train(
     console: Console, wanted: Recipe, name: str, seeds: Sequence[int], outs: Sequence[Path], device: str, data_dir: Path | None,
-    problem: Problem | None = None, engine: str = "auto", deterministic: bool = False,
+    problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
 ) -> list[Run]:  # fmt: skip
     with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
         lives = [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
         return train_together(
             wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=lives, engine=engine,
-            deterministic=deterministic,
+            deterministic=deterministic, observe=observe, every=every,
         )  # fmt: skip
 
 

@@ -10,10 +10,12 @@ from atcl.engines import ENGINES
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS
 from atcl.exporting import EXPORTS
+from atcl.figures import FIGURES
 from atcl.headline import cards, described
 from atcl.labels import LABELS
 from atcl.losses import LOSSES
 from atcl.models import MODELS
+from atcl.observing import OBSERVATIONS
 from atcl.recipes import METHODS, RECIPES
 from atcl.selection import RULES
 
@@ -43,4 +45,6 @@ LISTED: dict[str, Mapping[str, str]] = {
     "engines": {name: about for name, (_, _, about) in ENGINES.items()},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
     "weights": {name: described(card) for name, card in cards().items()},
+    "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},
+    "figures": {name: drawing.about for name, drawing in FIGURES.items()},
 }

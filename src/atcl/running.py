@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from atcl import observing
 from atcl.attacks import evaluating
 from atcl.batches import as_float
 from atcl.data import DATASETS
@@ -28,15 +29,17 @@ from atcl.transitions import estimated_transition
 def train(
     what: Recipe | str, *, name: str | None = None, seed: int = 1, out: Path | str | None = None, device: str = "auto", data_dir: Path | None = None,
     problem: Problem | None = None, build: Build | None = None, watcher: Watcher | None = None, engine: str = "auto", deterministic: bool = False,
+    observe: Sequence[str] = (), every: int | None = None,
 ) -> Run:  # fmt: skip
     """Train by a recipe, or go on with a run that was stopped; return it with its result.
 
     `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
     `engine` is a name from `atcl list engines`, or auto; `deterministic` takes fp32 and algorithms that repeat to the last bit.
+    `observe` names what onlookers write to `analysis.jsonl`, `every` so many epochs (by default so seldom that they slow the run by 5% at most).
     """
     (run,) = train_together(
         what, seeds=[seed], name=name, outs=None if out is None else [out], device=device, data_dir=data_dir, problem=problem, build=build,
-        watchers=[watcher or Watcher()], engine=engine, deterministic=deterministic,
+        watchers=[watcher or Watcher()], engine=engine, deterministic=deterministic, observe=observe, every=every,
     )  # fmt: skip
     return run
 
@@ -44,7 +47,7 @@ def train(
 def train_together(
     what: Recipe | str, *, seeds: Sequence[int], name: str | None = None, outs: Sequence[Path | str] | None = None, device: str = "auto",
     data_dir: Path | None = None, problem: Problem | None = None, build: Build | None = None, watchers: Sequence[Watcher] | None = None,
-    engine: str = "auto", deterministic: bool = False,
+    engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
 ) -> list[Run]:  # fmt: skip
     """Train a model for each seed, all at once on one device; each is the run that `train` would make of its seed alone."""
     for seed in seeds:
@@ -59,7 +62,7 @@ def train_together(
     target = resolve(device)
     if target.type == "cuda" or engine == "compiled":
         torch.compiler.reset()  # what was compiled for runs before would count against these
-    order = Order(wanted, name, target, data_dir, problem, build, engine, deterministic, len(seeds))
+    order = Order(wanted, name, target, data_dir, problem, build, engine, deterministic, len(seeds), tuple(observe), every)
     tasks = [
         _running(order, seed, Path(outs[number]) if outs else None, watchers[number] if watchers else Watcher()) for number, seed in enumerate(seeds)
     ]
@@ -87,17 +90,19 @@ class Order:
     engine: str
     deterministic: bool
     together: int  # how many runs share the device
+    observe: tuple[str, ...]
+    every: int | None
 
 
 def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Generator[None, None, Run]:
     """Carry out one run, pausing after each batch, and first of all before anything is trained."""
     wanted, name, problem, build = order.wanted, order.name, order.problem, order.build
     if problem is None:
-        problem = _problem(wanted, seed, order.data_dir)
+        problem = problem_of(wanted, seed, order.data_dir)
     else:
         wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
-    if wanted.holdout and problem.held is None:
-        problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
+        if wanted.holdout and problem.held is None:
+            problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
     if build is not None:
         wanted = replace(wanted, model=getattr(build, "__name__", OWN))
     if problem.test is None and "test" in wanted.needs:
@@ -108,6 +113,7 @@ def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Gen
         raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
     if problem.held is not None:
         check_invertible(problem.held)
+    observing.check(order.observe, problem, order.every)
     folder = out or Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
     _probe(run, problem, build)
@@ -123,7 +129,7 @@ def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Gen
         yield
         if wanted.transition == "estimated":
             there = _estimated(run, there, build, watcher)
-        yield from carry_out(run, there, Means(chosen, watcher, build, order.together))
+        yield from carry_out(run, there, Means(chosen, watcher, build, order.together, order.observe, order.every))
     return run
 
 
@@ -134,14 +140,16 @@ def passes(wanted: Recipe, images: int) -> int:
     )
 
 
-def _problem(wanted: Recipe, seed: int, data_dir: Path | None) -> Problem:
+def problem_of(wanted: Recipe, seed: int, data_dir: Path | None = None) -> Problem:
+    """Return what a recipe learns from: its dataset, with labels and a held-out part that follow from the seed."""
     if wanted.dataset == OWN:
         raise AtclError("this recipe learns from data of your own: give them as `problem` (from the shell: --images FOLDER --labels FILE.csv)")
     dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
     wanted.labels.check(dataset.classes)
     if dataset.shape != wanted.shape:
         raise AtclError(f"{wanted.dataset} has images of shape {dataset.shape}, but the recipe says {wanted.shape}: set shape")
-    return Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+    problem = Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+    return problem.held_out(wanted.holdout, derive(seed, "holdout")) if wanted.holdout else problem
 
 
 def _on_own_data(wanted: Recipe, problem: Problem) -> Recipe:

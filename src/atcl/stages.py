@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl import checkpoints, journal
+from atcl import checkpoints, journal, observing
+from atcl.analysis import pseudo_label_accuracy
 from atcl.batches import WeakData
 from atcl.engines import Engine
 from atcl.environment import environment
@@ -23,7 +24,7 @@ from atcl.runs import REPORTED, Build, Problem, Run
 from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
-from atcl.supervision import guesses, relabel, with_sole_candidate
+from atcl.supervision import relabel, with_sole_candidate
 from atcl.training import Learner, Snapshot, fitting
 from atcl.verdicts import glance, measure
 
@@ -62,6 +63,8 @@ class Means:
     watcher: Watcher
     build: Build | None = None  # of a model of one's own
     together: int = 1  # runs that share the device
+    observe: tuple[str, ...] = ()  # what onlookers write down
+    every: int | None = None  # so many epochs; None: as often as 5% of the time allows
 
 
 def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
@@ -74,6 +77,7 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     saved = checkpoints.newest(run.folder / "checkpoints", watcher.say)
     position = _restored(run, problem, means.build, saved) if saved else _opened(run, problem, means.build)
     kept = journal.cut_back(run.folder / "journal.jsonl", position.number, position.learner.epoch)
+    observing.cut_back(run.folder, position.number, position.learner.epoch)
     done = sum(stage.epochs for stage in run.recipe.stages[: position.number]) + position.learner.epoch
     if kept != done:
         watcher.say(f"journal.jsonl holds {kept} of the {done} epochs that are done; going on without the others")
@@ -84,7 +88,11 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     while True:
         stage = run.recipe.stages[position.number]
         observe, seed = _observer(run, problem, position, watcher), derive(run.seed, "stage", position.number)
-        yield from fitting(position.learner, position.data, stage, seed=seed, engine=means.engine, observers=[observe])
+        engine, onlookers = observing.onlooking(
+            means.observe, run, problem, position.number, position.learner, position.data, means.engine, means.every, watcher.say
+        )  # fmt: skip
+        # the journal's observer last: it writes the checkpoint, after which an epoch is not seen again
+        yield from fitting(position.learner, position.data, stage, seed=seed, engine=engine, observers=[*onlookers, observe])
         if position.number + 1 == len(run.recipe.stages):
             break
         position = _advanced(run, problem, means.build, position)
@@ -134,8 +142,7 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
             "gamma": phase.gamma, "lr": phase.lr, "loss": snapshot.loss, "inside": snapshot.inside, "agreement": snapshot.agreement,
         }  # fmt: skip
         if snapshot.agreement is not None and problem.truth is not None:
-            guess = guesses(snapshot.memory, data.candidates)
-            record["pseudo_label_accuracy"] = float((guess == problem.truth.labels.to(guess.device)).float().mean())
+            record["pseudo_label_accuracy"] = pseudo_label_accuracy(snapshot.memory, data.candidates, problem.truth.labels)
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:

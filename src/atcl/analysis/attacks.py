@@ -1,0 +1,105 @@
+"""How good an attack is, measured by the truth: what it shares with the attack through the true label, and what it does to the true class."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+
+from atcl.attacks import Budget, Climb, evaluating, pgd
+from atcl.evaluation import cross_entropy
+from atcl.losses import LOSSES, PAPER, Targets
+from atcl.supervision import guesses
+
+ORACLE = "oracle"  # the attack through the true label
+GUESSED = "pla"  # LOG with half of its weight on the pseudo-label
+GAMMA = 0.5  # as in the paper's analysis
+
+
+@dataclass(frozen=True)
+class Quality:
+    """An attack on each of n images, beside the attack through the true label."""
+
+    cosine: Tensor  # (n,) between the signs of the two gradients at the natural image
+    l1: Tensor  # (n,) between the two adversarial images, summed over pixels
+    natural: Tensor  # (n,) p(y | x)
+    attacked: Tensor  # (n,) p(y | adv)
+
+    @property
+    def drop(self) -> Tensor:
+        """(n,): p(y | x) - p(y | adv), what the attack takes from the true class."""
+        return self.natural - self.attacked
+
+    @property
+    def lowered(self) -> Tensor:
+        """(n,) bool: whether the attack lowers the true class at all."""
+        return self.attacked < self.natural
+
+
+def attack_qualities(
+    model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget, draw: Callable[[], Generator]
+) -> dict[str, Quality]:  # fmt: skip
+    """Return the quality of an attack through each climb, and through the true label, on one model.
+
+    `draw` returns a generator in the same state each time, so that all attacks start from the same images and differ by what they climb alone.
+    """
+    found, signs = {}, {}
+    for name, climb in {ORACLE: cross_entropy(true), **climbs}.items():
+        found[name] = pgd(
+            model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start, rng=draw()
+        )  # fmt: skip
+        signs[name] = input_sign(model, x, climb)
+    natural = true_probability(model, x, true)
+    return {
+        name: Quality(
+            sign_cosine(signs[name], signs[ORACLE]), (adv - found[ORACLE]).abs().flatten(1).sum(1), natural, true_probability(model, adv, true)
+        )
+        for name, adv in found.items()
+    }  # fmt: skip
+
+
+def paper_climbs(model: Module, x: Tensor, candidates: Tensor) -> dict[str, Climb]:
+    """Return what the paper compares: each of its losses on the complementary labels, and LOG with pseudo-labels at gamma 0.5."""
+    climbs = {name: _climb(name, Targets(candidates)) for name in PAPER}
+    # Paper: the guess comes from a moving average of the predictions; ours: from the present one, so that nothing is remembered between epochs.
+    with evaluating(model), torch.no_grad():
+        guess = guesses(model(x).softmax(1), candidates)
+    return {**climbs, GUESSED: _climb("log", Targets(candidates, GAMMA, guess))}
+
+
+def input_sign(model: Module, x: Tensor, climb: Climb) -> Tensor:
+    """Return the sign of the gradient with respect to each pixel of the natural images."""
+    with evaluating(model), torch.enable_grad():
+        image = x.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(climb(model(image)), image)
+    return gradient.sign()
+
+
+def sign_cosine(one: Tensor, two: Tensor) -> Tensor:
+    """Return (n,): the cosine of the angle between two sign vectors; 0 where either is all zero."""
+    return F.cosine_similarity(one.flatten(1), two.flatten(1))
+
+
+@torch.no_grad()
+def true_probability(model: Module, x: Tensor, true: Tensor) -> Tensor:
+    """Return (n,): the probability that the model gives to the true class."""
+    with evaluating(model):
+        probabilities: Tensor = model(x).softmax(1)
+    return probabilities.gather(1, true[:, None])[:, 0]
+
+
+def lowered_share(natural: Tensor, attacked: Tensor) -> float:
+    """Return the share of attacks that lower the probability of the true class at all."""
+    return float((attacked < natural).float().mean())
+
+
+def pseudo_label_accuracy(memory: Tensor, candidates: Tensor, true: Tensor) -> float:
+    """Return the share of pseudo-labels that are right."""
+    guess = guesses(memory, candidates)
+    return float((guess == true.to(guess.device)).float().mean())
+
+
+def _climb(name: str, targets: Targets) -> Climb:
+    return lambda logits: LOSSES[name](logits, targets)

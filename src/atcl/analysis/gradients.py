@@ -1,0 +1,92 @@
+"""Gradients of the weights: how far the images of a batch agree, and how much of them reaches the first layer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vjp, vmap
+from torch.nn import Module
+
+from atcl.attacks import evaluating
+from atcl.errors import AtclError
+from atcl.losses import Targets
+from atcl.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Variance:
+    """How far the gradient directions of a batch scatter."""
+
+    trace: float | None  # of their covariance, from 0 (all agree) to 1; None where no image has a direction
+    zeros: float  # share of the images whose gradient is zero, which have no direction
+
+
+def first_and_last(model: Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the parameters of the first and of the last layer that has any, in the order in which the model defines them."""
+    layers = [tuple(f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters(recurse=False)) for name, module in model.named_modules()]
+    owning = [names for names in layers if names]
+    if not owning:
+        raise AtclError("the model has no parameters, so it has no gradients to look at")
+    return owning[0], owning[-1]
+
+
+def image_gradients(model: Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: Sequence[str]) -> Tensor:
+    """Return (n, P): the part of each image in the gradient of the batch's loss with respect to the named parameters.
+
+    The parts add up to that gradient, whatever the loss. Where it is a mean over images, each is an image's own gradient over n.
+    The model is looked at in eval mode: batch statistics would mix the images.
+    """
+    with evaluating(model):
+        seen = _Seen(model, names)
+        with torch.enable_grad():
+            loss, _ = objective.descend(seen, x, adv, targets)
+        pulls = torch.autograd.grad(loss, seen.logits)
+        found = [back(pull)[0] for back, pull in zip(seen.backs, pulls, strict=True)]
+    return torch.stack([torch.cat([parts[name].flatten(1) for name in names], 1) for parts in found]).sum(0)
+
+
+def direction_variance(gradients: Tensor) -> Variance:
+    """Return the trace of the covariance (ddof 0) of the unit vectors along gradients (n, P), and how many are zero."""
+    lengths = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)  # in fp32 the squares of a tiny gradient would vanish
+    alive = lengths > 0
+    number = int(alive.sum())
+    zeros = 1 - number / len(gradients)
+    if not number:
+        return Variance(None, zeros)
+    weights = torch.where(alive, 1 / lengths, 0).to(gradients)
+    mean = weights @ gradients / number
+    return Variance(max(0.0, 1 - float(mean.square().sum())), zeros)  # unit vectors: the mean of squares less the square of the mean
+
+
+def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequence[str]]) -> Tensor:
+    """Return (layers,): the L2 norm of the gradient of each layer, given the gradients of parameters by name; nothing waits for the device."""
+    norms = [[found.detach().norm() for name in names if (found := gradients[name]) is not None] for names in layers]
+    return torch.stack([torch.stack(parts).norm() for parts in norms])
+
+
+class _Seen(Module):
+    """A model whose answers are cut off from the weights, and which keeps, for each call, the way back to them, image by image."""
+
+    def __init__(self, model: Module, names: Sequence[str]) -> None:
+        super().__init__()
+        state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        self.chosen = {name: state[name] for name in names}
+        self.logits: list[Tensor] = []
+        self.backs: list[Callable[[Tensor], tuple[dict[str, Tensor]]]] = []
+
+        def answer(chosen: dict[str, Tensor], image: Tensor) -> Tensor:
+            logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
+            return logits[0]
+
+        self.answer = answer
+
+    def forward(self, images: Tensor) -> Tensor:
+        own = {name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()}  # weights of its own for each image
+        try:
+            found = vjp(lambda chosen: vmap(self.answer)(chosen, images), own)
+        except RuntimeError as error:
+            raise AtclError(f"torch.func cannot vectorise this model: {str(error).splitlines()[0]}") from None
+        self.logits.append(found[0].detach().requires_grad_())
+        self.backs.append(found[1])
+        return self.logits[-1]

@@ -1,0 +1,75 @@
+"""`atcl figure`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from atcl.errors import AtclError, pick
+from atcl.figures.catalogue import FIGURES
+from atcl.figures.making import Missing, make, train_small
+from atcl.figures.plan import DIGITS_SETTING, PAPER_SETTING, Need, needs
+from atcl.figures.records import recorded_in
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Draw a figure of the paper from recorded runs, as PNG, PDF and CSV. What has no run yet is named with the command that makes it"""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """a name from `atcl list figures`, or all"""
+    runs: Path = Path("runs")
+    """where runs lie"""
+    results: Path = Path("results")
+    """the ledger, whose journals are read too"""
+    out: Path = Path("figures")
+    """where the figure goes"""
+    digits: bool = False
+    """draw it from small runs on the embedded digits, which are trained first where they are missing"""
+    data_dir: Path | None = None
+    """where the dataset's files lie; for figures that show images"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        chosen = dict(FIGURES) if self.name == ALL else {self.name: pick(FIGURES, self.name, "figure")}
+        if self.out.exists() and not self.out.is_dir():
+            raise AtclError(f"{self.out} is a file: give --out a folder")
+        setting = DIGITS_SETTING if self.digits else PAPER_SETTING
+        runs = self.runs / "figures" if self.digits else self.runs
+        everything = {(need.recipe, need.seed): need for need in needs(FIGURES.values(), setting)}  # so that one run serves them all
+        if self.digits:
+            asked = [everything[need.recipe, need.seed] for need in needs(chosen.values(), setting)]
+            self._train(console, [need for need in asked if not (need.folder(runs) / "result.json").exists()], runs)
+        found = recorded_in(runs, self.results, lambda text: console.print(text, highlight=False, soft_wrap=True))
+        lacking, drawn = Missing(), 0
+        for name, drawing in chosen.items():
+            paths, missing = make(name, drawing, setting, found, self.out, self.data_dir)
+            lacking |= missing
+            drawn += bool(paths)
+            said = ", ".join(path.name for path in paths) if paths else "no run yet"
+            console.print(f"{name}: {said}" + (f" ({len(missing)} runs are missing)" if missing and paths else ""), highlight=False, soft_wrap=True)
+        if lacking:
+            console.print("what is missing is made by:", highlight=False)
+            for key, need in everything.items():
+                if key in lacking:
+                    print(need.command(self.runs, taken=(need.folder(runs) / "result.json").exists()))
+        if drawn:
+            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {self.out}", highlight=False)
+
+    def _train(self, console: Console, wanted: Sequence[Need], runs: Path) -> None:
+        if not wanted:
+            return
+        console.print(f"{len(wanted)} small runs to train first, into {runs}", highlight=False)
+        bar = Progress(TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        task = bar.add_task("training", total=len(wanted))
+        if console.is_terminal:
+            bar.start()
+        try:
+            train_small(wanted, runs, lambda done: bar.update(task, completed=done))
+        finally:
+            bar.stop()

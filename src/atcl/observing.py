@@ -1,0 +1,250 @@
+"""Onlookers of a run: analyses that see a frozen copy after an epoch, write to `analysis.jsonl`, and hand nothing back to training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Module
+
+from atcl import journal
+from atcl.analysis import Quality, attack_qualities, direction_variance, first_and_last, image_gradients, layer_norms, paper_climbs
+from atcl.attacks import Threat, pgd
+from atcl.batches import Batch, WeakData, as_float
+from atcl.engines import EAGER, Engine, Step
+from atcl.errors import AtclError, pick
+from atcl.labels import Complementary
+from atcl.losses import PAPER, Targets
+from atcl.runs import Problem, Run
+from atcl.seeds import derive, generator
+from atcl.supervision import CandidatesOnly, guesses
+from atcl.training import Learner, Observer, Phase, Snapshot, Stage
+from atcl.verdicts import measure
+
+FILE = "analysis.jsonl"
+IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
+TEST_IMAGES = 1000
+INSTANCES = 4  # images whose numbers are also kept one by one
+SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it takes less than 5% of the time
+
+Values = dict[str, float | list[float] | None]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What an onlooker sees after an epoch."""
+
+    model: Module  # frozen, in eval mode
+    memory: Tensor  # (n, K)
+    phase: Phase
+    stage: Stage
+    data: WeakData  # what the stage learns from
+    problem: Problem
+    threat: Threat
+    seed: int  # of the onlookers of this run, no other uses it
+    norms: tuple[float, ...] = ()  # of the gradients of first and last layer: the mean over the epoch's steps
+
+    def rng(self, *path: int | str) -> Generator:
+        """Return a generator of one's own: what is drawn from it shifts no other number."""
+        return generator(self.data.device, self.seed, *path)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Something to look at after an epoch."""
+
+    of: Callable[[Sight], Values]
+    passes: Callable[[Stage, Problem], int]  # what it costs: passes of one image through the network
+    about: str
+    truth: bool = False  # whether it needs that of the training images
+    test: bool = False  # whether it needs a test set
+
+
+def gradients(sight: Sight) -> Values:
+    """Variance of the gradient directions of a batch at the first layer; norms of the stochastic gradients of the epoch's steps."""
+    rng = sight.rng("gradients", sight.phase.epoch)
+    index = torch.randperm(len(sight.data), generator=rng, device=rng.device)[:IMAGES]
+    batch = sight.data.batch(index, sight.stage.augmentation, rng)
+    targets, budget, objective = _targets(sight, batch), sight.phase.budget, sight.stage.objective
+    adv = batch.x
+    if budget.steps:
+        adv = pgd(
+            sight.model, batch.x, objective.climb(sight.model, batch.x, targets), epsilon=budget.epsilon, step_size=budget.step_size,
+            steps=budget.steps, norm=budget.norm, start=budget.start, rng=rng,
+        )  # fmt: skip
+    first, last = first_and_last(sight.model)
+    parts = image_gradients(sight.model, objective, batch.x, adv, targets, first)
+    variance = direction_variance(parts)
+    if sight.norms:
+        first_norm, last_norm = sight.norms
+    else:  # no steps to look at, as on a checkpoint: the gradient of this batch
+        both = (parts, image_gradients(sight.model, objective, batch.x, adv, targets, last))
+        first_norm, last_norm = (float(one.sum(0).norm()) for one in both)
+    return {
+        "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,
+    }  # fmt: skip
+
+
+def attacks(sight: Sight) -> Values:
+    """Quality of attacks on this model through each loss of the paper, on the same training images in every epoch."""
+    if not sight.stage.budget.steps:
+        return {}
+    x, candidates, true = probe(sight.problem, sight.seed)
+    found = attack_qualities(
+        sight.model, x, paper_climbs(sight.model, x, candidates), true, sight.stage.budget, lambda: sight.rng("attacks", sight.phase.epoch)
+    )  # fmt: skip
+    values: Values = {}
+    for name, one in found.items():
+        for metric, each in _metrics(one).items():
+            values[f"attack.{name}.{metric}"] = float(each.mean())
+            values[f"instance.{name}.{metric}"] = each[:INSTANCES].tolist()
+    return values
+
+
+def test_accuracy(sight: Sight) -> Values:
+    """Natural and PGD20 accuracy on the first images of the test set."""
+    test = sight.problem.test
+    assert test is not None
+    found = measure(sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ("natural", "pgd20"))
+    return {"test_natural": found["natural"].accuracy, "test_pgd20": found["pgd20"].accuracy}
+
+
+def probe(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the images that attacks are measured on, their candidates and their true classes; labels are drawn where there are no single ones."""
+    assert problem.truth is not None
+    data = problem.train
+    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[:IMAGES]
+    true = problem.truth.labels.cpu()[index]
+    # the oracle's own labels are the truth: what a complementary loss would do to it takes complementary labels
+    drawn = Complementary()(true, data.classes, Generator().manual_seed(derive(seed, "labels")))
+    candidates = data.candidates[index.to(data.device)] if data.single else drawn.to(data.device)
+    return as_float(data.images(index.to(data.device))), candidates, true.to(data.device)
+
+
+OBSERVATIONS: dict[str, Observation] = {
+    "gradients": Observation(
+        gradients, lambda stage, problem: min(IMAGES, len(problem.train)) * (4 + stage.budget.steps),
+        "variance of gradient directions at the first layer; norms of the gradients of first and last layer",
+    ),
+    "attacks": Observation(
+        attacks, lambda stage, problem: min(IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps) * bool(stage.budget.steps),
+        "attacks on the model through each loss of the paper, beside the attack through the true label", truth=True,
+    ),
+    "test": Observation(
+        test_accuracy, lambda stage, problem: 22 * min(TEST_IMAGES, len(problem.test) if problem.test else 0),
+        f"natural and PGD20 accuracy on the first {TEST_IMAGES} test images", test=True,
+    ),
+}  # fmt: skip
+
+
+def observed_epochs(epochs: int, looks: int) -> set[int]:
+    """Return so many epochs of a stage, evenly spaced from the first to the last; for one look the last, for none none."""
+    if looks < 2:
+        return {epochs} if looks else set()
+    return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
+
+
+def check(names: Sequence[str], problem: Problem, every: int | None) -> None:
+    """Refuse an unknown name, and what cannot be looked at for want of truth."""
+    for name in names:
+        wanted = pick(OBSERVATIONS, name, "observation")
+        if wanted.truth and problem.truth is None:
+            raise AtclError(f"to observe {name} takes the true classes of the training images, and there are none: leave it out")
+        if wanted.test and problem.test is None:
+            raise AtclError(f"to observe {name} takes a test set, and there is none: leave it out")
+    if every is not None and every < 1:
+        raise AtclError(f"one observes every 1 or more epochs, not every {every}")
+
+
+def onlooking(
+    names: Sequence[str],
+    run: Run,
+    problem: Problem,
+    number: int,
+    learner: Learner,
+    data: WeakData,
+    inner: Engine = EAGER,
+    every: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Engine, list[Observer]]:
+    """Return an engine and the observers that look on while a stage is trained; without names, the engine as it is and none."""
+    if not names:
+        return inner, []
+    stage, path = run.recipe.stages[number], run.folder / FILE
+    room = SHARE / len(names) * len(data) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    afforded = {name: int(room // max(1, OBSERVATIONS[name].passes(stage, problem))) for name in names}
+    for name in (name for name, looks in afforded.items() if not (looks or every)):
+        share = "one look takes more than its share of the 5% that onlookers may cost"
+        say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
+    plan = {name: {*range(1, stage.epochs, every), stage.epochs} if every else observed_epochs(stage.epochs, afforded[name]) for name in afforded}
+    noting = Noting.of(learner, inner) if "gradients" in names else None
+
+    def observe(snapshot: Snapshot) -> None:
+        phase = snapshot.phase
+        seen = Sight(
+            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), noting.means() if noting else ()
+        )  # fmt: skip
+        values: dict[str, Any] = {}
+        for name, epochs in plan.items():
+            if phase.epoch in epochs:
+                values |= OBSERVATIONS[name].of(seen)
+        if values:
+            journal.append(path, {"stage": number, "epoch": phase.epoch, **values})
+
+    return noting or inner, [observe]
+
+
+def seed_of(run: Run, number: int) -> int:
+    """Return the seed of the onlookers of a stage: nothing else draws by it."""
+    return derive(run.seed, "onlookers", number)
+
+
+def cut_back(folder: Path, stage: int, epoch: int) -> None:
+    """Drop what was observed after an epoch that training goes on from."""
+    if (folder / FILE).exists():
+        journal.cut_back(folder / FILE, stage, epoch)
+
+
+@dataclass(frozen=True)
+class Noting(Engine):
+    """An engine whose step also adds up the norms of the gradients that it leaves, as part of the step: recorded where that is."""
+
+    inner: Engine = EAGER
+    totals: Tensor = field(default_factory=lambda: torch.zeros(3))  # first layer, last layer, steps
+    note: Callable[[], Tensor] = lambda: torch.zeros(2)
+
+    @staticmethod
+    def of(learner: Learner, inner: Engine) -> "Noting":
+        """Return the engine for a learner."""
+        layers = first_and_last(learner.model)
+        parameters = {name: parameter for name, parameter in learner.model.named_parameters() if name in {*layers[0], *layers[1]}}
+        note = lambda: layer_norms({name: parameter.grad for name, parameter in parameters.items()}, layers)  # noqa: E731
+        return Noting(inner.name, inner.compiles, inner.records, inner.say, inner, torch.zeros(3, device=learner.memory.device), note)
+
+    def whole(self, step: Step, rng: Generator) -> Step:
+        def noting(index: Tensor, steps: int, remember: bool) -> Tensor:
+            tally = step(index, steps, remember)
+            self.totals[:2] += self.note()
+            self.totals[2] += 1
+            return tally
+
+        return self.inner.whole(noting, rng)
+
+    def means(self) -> tuple[float, ...]:
+        """Return the means over the steps since the last time."""
+        first, last, steps = self.totals.tolist()
+        self.totals.zero_()
+        return (first / steps, last / steps) if steps else ()
+
+
+def _targets(sight: Sight, batch: Batch) -> Targets:
+    """Return what the stage fits a batch to, without moving the memory."""
+    if isinstance(sight.stage.supervision, CandidatesOnly):
+        return Targets(batch.candidates, prior=sight.data.prior(), transition=sight.data.transition)
+    return Targets(batch.candidates, sight.phase.gamma, guesses(sight.memory[batch.index], batch.candidates))
+
+
+def _metrics(one: Quality) -> dict[str, Tensor]:
+    return {"cosine": one.cosine, "l1": one.l1, "natural": one.natural, "attacked": one.attacked, "drop": one.drop, "lowered": one.lowered.float()}

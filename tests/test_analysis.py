@@ -1,0 +1,161 @@
+"""Analysis held to slow loops, to hand-made cases and to its definitions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from atcl.analysis import (
+    attack_qualities,
+    direction_variance,
+    first_and_last,
+    image_gradients,
+    layer_norms,
+    lowered_share,
+    paper_climbs,
+    pseudo_label_accuracy,
+    sign_cosine,
+    true_probability,
+)
+from atcl.attacks import Budget
+from atcl.errors import AtclError
+from atcl.evaluation import cross_entropy
+from atcl.losses import LOSSES, PAPER, Targets
+from atcl.models import MODELS
+from atcl.objectives import MinMax, Objective, Trades
+from tests import tiny
+
+OBJECTIVES: list[Objective] = [*(MinMax(name) for name in LOSSES), Trades("scl_nl", "clean", 0.7), Trades("log", "adv", 0.0)]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return tiny.TinyNet().eval()
+
+
+def batch(n: int = 12) -> tuple[Tensor, Tensor, Targets]:
+    rng = Generator().manual_seed(1)
+    x = torch.rand(n, *tiny.SHAPE, generator=rng)
+    adv = (x + 0.1 * torch.randn(x.shape, generator=rng)).clamp(0, 1)
+    complementary = torch.randint(tiny.CLASSES, (n,), generator=rng)
+    return x, adv, Targets(~torch.nn.functional.one_hot(complementary, tiny.CLASSES).bool())
+
+
+def batch_gradient(model: nn.Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: tuple[str, ...]) -> Tensor:
+    """The gradient of the batch's loss, the ordinary way."""
+    loss, _ = objective.descend(model, x, adv, targets)
+    found = torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in names])
+    return torch.cat([one.flatten() for one in found])
+
+
+def slow_trace(gradients: Tensor) -> float:
+    """The trace of the covariance matrix itself."""
+    directions = torch.stack([one / one.norm() for one in gradients.double()])
+    return float(torch.cov(directions.T, correction=0).trace())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_parts_of_the_images_add_up_to_the_gradient_of_the_batch(objective: Objective) -> None:
+    model, (x, adv, targets) = net(), batch()
+    for names in first_and_last(model):
+        parts = image_gradients(model, objective, x, adv, targets, names)
+        assert parts.shape[0] == len(x)
+        torch.testing.assert_close(parts.sum(0), batch_gradient(model, objective, x, adv, targets, names), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER if name != "nn"])  # NN clamps risks of the batch: it has no loss of one image
+def test_the_variance_is_that_of_a_slow_loop_over_single_images(name: str) -> None:
+    model, (x, adv, targets) = net(), batch(32)
+    first, _ = first_and_last(model)
+    one_by_one = torch.stack(
+        [
+            batch_gradient(model, MinMax(name), x[i : i + 1], adv[i : i + 1], replace(targets, candidates=targets.candidates[i : i + 1]), first)
+            for i in range(len(x))
+        ]
+    )
+    fast = direction_variance(image_gradients(model, MinMax(name), x, adv, targets, first))
+    assert fast.zeros == 0
+    assert fast.trace is not None
+    assert fast.trace == pytest.approx(slow_trace(one_by_one), abs=1e-5)
+    assert 0 < fast.trace < 1
+
+
+def test_the_model_is_left_as_it_was_found() -> None:
+    model, (x, adv, targets) = net().train(), batch()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    image_gradients(model, MinMax(), x, adv, targets, first_and_last(model)[0])
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("gradients", "trace", "zeros"),
+    [
+        ([[1.0, 0.0], [5.0, 0.0]], 0.0, 0.0),  # they agree, whatever their lengths
+        ([[1.0, 0.0], [-2.0, 0.0]], 1.0, 0.0),
+        ([[1.0, 0.0], [0.0, 3.0]], 0.5, 0.0),
+        ([[1.0, 0.0], [0.0, 3.0], [0.0, 0.0], [0.0, 0.0]], 0.5, 0.5),  # zeros are counted apart
+        ([[1e-30, 0.0], [0.0, 1e-30]], 0.5, 0.0),  # a direction is one however short
+        ([[0.0, 0.0]], None, 1.0),
+    ],
+)
+def test_variance_by_hand(gradients: list[list[float]], trace: float | None, zeros: float) -> None:
+    found = direction_variance(torch.tensor(gradients))
+    assert found.zeros == zeros
+    assert found.trace == (None if trace is None else pytest.approx(trace, abs=1e-6))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "wide" not in name])
+def test_first_and_last_layer_of_every_model(name: str) -> None:
+    model = MODELS[name](7, (1, 16, 16))
+    first, last = ([dict(model.named_parameters())[own] for own in names] for names in first_and_last(model))
+    assert first[0] is next(model.parameters())
+    assert last[0].shape[0] == 7
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    with pytest.raises(AtclError, match="no parameters"):
+        first_and_last(nn.Flatten())
+
+
+def test_the_norm_of_a_layer_is_that_of_all_its_parameters() -> None:
+    gradients = {"a": torch.tensor([[3.0]]), "b": torch.tensor([4.0]), "c": torch.tensor([2.0]), "d": None}
+    assert layer_norms(gradients, [("a", "b"), ("c", "d")]).tolist() == [5.0, 2.0]
+
+
+def test_attacks_that_start_alike_differ_by_what_they_climb_alone() -> None:
+    model, (x, _, targets) = net(), batch()
+    true = model(x).argmax(1)
+    climbs = {**paper_climbs(model, x, targets.candidates), "again": cross_entropy(true)}
+    found = attack_qualities(model, x, climbs, true, Budget(0.2, 0.05, 5), lambda: Generator().manual_seed(3))
+    assert set(found) == {"oracle", *PAPER, "pla", "again"}
+    for one in (found["oracle"], found["again"]):
+        assert one.l1.tolist() == [0.0] * len(x)
+        torch.testing.assert_close(one.cosine, torch.ones(len(x)))
+    assert float(found["log"].l1.min()) > 0
+    assert bool(found["oracle"].lowered.all())
+    assert float(found["oracle"].drop.mean()) > float(found["log"].drop.mean())
+    torch.testing.assert_close(found["log"].drop, true_probability(model, x, true) - found["log"].attacked)
+
+
+def test_the_guess_of_the_pseudo_label_attack_is_a_candidate() -> None:
+    model, (x, _, _) = net(), batch()
+    logits = model(x).detach()
+    predicted = logits.argmax(1)
+    ruled_out = ~torch.nn.functional.one_hot(predicted, tiny.CLASSES).bool()  # what the model believes in is ruled out
+    climb = paper_climbs(model, x, ruled_out)["pla"]
+    second = logits.scatter(1, predicted[:, None], -torch.inf).argmax(1)
+    expected = LOSSES["log"](logits, Targets(ruled_out, 0.5, second))
+    assert float(climb(logits)) == pytest.approx(float(expected))
+
+
+def test_shares_and_cosines_by_hand() -> None:
+    assert lowered_share(torch.tensor([0.5, 0.5, 0.5, 0.5]), torch.tensor([0.4, 0.5, 0.6, 0.1])) == 0.5
+    signs = torch.tensor([[1.0, 1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]).view(2, 1, 2, 2)
+    other = torch.tensor([[1.0, -1.0, -1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]).view(2, 1, 2, 2)
+    torch.testing.assert_close(sign_cosine(signs, other), torch.tensor([0.5, 0.0]))
+    memory = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]])
+    candidates = torch.tensor([[True, False, True], [True, True, False]])
+    assert pseudo_label_accuracy(memory, candidates, torch.tensor([2, 1])) == 0.5

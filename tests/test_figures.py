@@ -1,0 +1,231 @@
+"""Every figure: drawn from records, laid out so that nothing hides anything, and honest about what is missing."""
+
+import csv
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from atcl.cli import main
+from atcl.commands import Train
+from atcl.figures import FIGURES
+from atcl.figures.canvas import Drawn, curve_rows, draw_curves
+from atcl.figures.making import make, train_small
+from atcl.figures.plan import DIGITS_SETTING, PAPER_SETTING, SMALL, Need, Setting, curve_of, needs
+from atcl.figures.records import Recorded, mean_of, recorded_in
+from atcl.figures.style import SERIES, STYLES
+from atcl.journal import packed
+from atcl.observing import FILE, OBSERVATIONS
+from atcl.recipes import recipe
+from atcl.settings import overridden, parse, to_data
+
+CURVES = {name: drawing for name, drawing in FIGURES.items() if not drawing.images}
+NOTE = f"{DIGITS_SETTING.about}; mean and standard error over 3 seeds"
+SETTINGS = {"paper": PAPER_SETTING, "digits": DIGITS_SETTING}
+
+
+def invented(setting: Setting, keep: float = 1.0) -> list[Recorded]:
+    """A record for each run that any figure asks for, with numbers that depend on seed and epoch."""
+    wanted = needs(FIGURES.values(), setting)
+    keys = {(curve.key, curve.part is not None) for one in FIGURES.values() for panel in one.drawable(setting) for curve in panel.curves if curve.key}
+    found = []
+    for need in wanted[: math.ceil(len(wanted) * keep)]:
+        records = tuple(
+            {
+                "stage": number, "epoch": epoch,
+                **{key: [value, value + 1, value + 2, value + 3] if many else value for key, many in keys},
+            }
+            for number, stage in enumerate(need.recipe.stages)
+            for epoch in range(1, stage.epochs + 1)
+            for value in [0.1 + need.seed * epoch / 100 + len(need.words) + len(need.name) / 10]
+        )  # fmt: skip
+        found.append(Recorded(need.recipe, need.seed, Path("nowhere"), records, ()))
+    return found
+
+
+def drawn(name: str, setting: Setting, runs: list[Recorded]) -> list[Drawn]:
+    return [
+        Drawn(panel, tuple((curve, curve_of(curve, panel, setting, runs)[0]) for curve in panel.curves), len(setting.seeds[: panel.seeds]))
+        for panel in FIGURES[name].drawable(setting)
+    ]
+
+
+def overlap(one: Bbox, two: Bbox) -> bool:
+    shared = Bbox.intersection(one, two)
+    return shared is not None and shared.width > 1 and shared.height > 1
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize(("setting", "keep"), [("digits", 1.0), ("paper", 0.5)])  # keep: the share of the runs that there are
+def test_no_text_lies_over_another_and_no_legend_over_a_curve(name: str, setting: str, keep: float) -> None:
+    figure = draw_curves(drawn(name, SETTINGS[setting], invented(SETTINGS[setting], keep)), FIGURES[name].columns, NOTE)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    legends = [*(legend for ax in shown if (legend := ax.get_legend())), *figure.legends]
+    for ax in shown:
+        assert ax.get_xlabel()
+        assert ax.get_ylabel()
+        assert ax.lines or [text.get_text() for text in ax.texts] == ["no run yet"]
+    for legend, ax in itertools.product(legends, shown):
+        assert not overlap(legend.get_window_extent(), ax.get_window_extent())
+    boxes = {text: text.get_window_extent() for text in printed(figure) if text.get_text().strip()}
+    page = figure.bbox.padded(1)
+    assert len(boxes) > 5
+    for text, box in boxes.items():
+        assert page.contains(box.x0, box.y0), text
+        assert page.contains(box.x1, box.y1), text
+    for (one, a), (two, b) in itertools.combinations(boxes.items(), 2):
+        assert not overlap(a, b), (one, two)
+
+
+def printed(figure: Figure) -> list[Text]:
+    """All text that a reader sees: of ticks, those within the limits."""
+    found = list(figure.texts)
+    for legend in figure.legends:
+        found += legend.get_texts()
+    for ax in (ax for ax in figure.axes if ax.get_visible()):
+        own = ax.get_legend()
+        found += own.get_texts() if own else []
+        found += [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [tick.label1 for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()) if low <= tick.get_loc() <= high]
+    return [*found, *([figure._suptitle] if getattr(figure, "_suptitle", None) else [])]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_data_of_a_figure_hold_every_curve(name: str) -> None:
+    panels = drawn(name, DIGITS_SETTING, invented(DIGITS_SETTING))
+    heading, *rows = curve_rows(panels)
+    assert heading == ("panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
+    assert {(row[0], row[2]) for row in rows} == {(one.panel.title, curve.label) for one in panels for curve, _ in one.curves}
+
+
+def test_a_figure_is_written_whole_and_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    runs = invented(DIGITS_SETTING)
+    paths, lacking = make("trades", FIGURES["trades"], DIGITS_SETTING, runs, tmp_path)
+    assert [path.name for path in paths] == ["trades.png", "trades.pdf", "trades.csv"]
+    assert not lacking
+    contents = [path.read_bytes() for path in paths]
+    assert contents[0].startswith(b"\x89PNG")
+    assert contents[1].startswith(b"%PDF")
+    make("trades", FIGURES["trades"], DIGITS_SETTING, runs, tmp_path)
+    assert [path.read_bytes() for path in paths] == contents
+
+
+def test_the_data_are_means_and_standard_errors_over_seeds() -> None:
+    mean = mean_of([{1: 1.0, 2: 5.0, 3: 9.0}, {1: 2.0, 2: 5.0}, {1: 6.0, 2: 5.0}])
+    assert mean.epochs == (1, 2)  # the third was recorded by one seed alone
+    assert mean.means == (3.0, 5.0)
+    assert list(mean.errors) == pytest.approx([math.sqrt(14 / 3) / math.sqrt(3), 0.0])
+    assert mean.seeds == 3
+
+
+def test_epochs_are_counted_through_the_stages_and_the_fuller_file_is_read() -> None:
+    two_stage = recipe("digits/two-stage")
+    second = ({"stage": 1, "epoch": 1, "test_pgd20": 30.0},)
+    both = ({"stage": 0, "epoch": 50, "test_pgd20": 20.0}, {"stage": 1, "epoch": 1, "test_pgd20": 31.0}, {"stage": 1, "epoch": 2, "test_pgd20": None})
+    assert Recorded(two_stage, 1, Path(), second, both).points("test_pgd20") == {50: 20.0, 51: 31.0}
+    assert Recorded(two_stage, 1, Path(), second, ()).points("test_pgd20") == {51: 30.0}
+
+
+def test_no_two_methods_look_alike_in_colour_or_in_grey() -> None:
+    for styles in (list(STYLES.values()), list(SERIES)):
+        assert len({style.colour for style in styles}) == len(styles)
+        assert len({style.marker for style in styles}) == len(styles)
+    for drawing in FIGURES.values():
+        for setting in SETTINGS.values():
+            for panel in drawing.drawable(setting):
+                assert len({curve.look for curve in panel.curves}) == len(panel.curves)
+                assert len({curve.label for curve in panel.curves}) == len(panel.curves)
+
+
+def test_a_method_has_one_colour_everywhere() -> None:
+    found: dict[str, set[str]] = {}
+    for panel in (panel for drawing in FIGURES.values() for panel in drawing.drawable(PAPER_SETTING)):
+        for curve in panel.curves:
+            found.setdefault(curve.label, set()).add(curve.look.colour)
+    assert all(len(colours) == 1 for colours in found.values()), found
+
+
+def test_the_command_that_is_printed_makes_the_run_that_is_missing() -> None:
+    for need in needs(FIGURES.values(), PAPER_SETTING):
+        words = need.command(Path("runs"), taken=False).split()
+        assert words[:2] == ["atcl", "train"]
+        command, unknown = parse(Train, words[2:], "atcl train", return_unknown_args=True)
+        assert command.seed == need.seed
+        assert set(command.observe) == need.observe <= set(OBSERVATIONS)
+        plain = recipe(command.recipe)
+        assert (overridden(plain, unknown, "") if unknown else plain) == need.recipe
+
+
+def test_a_run_that_was_not_observed_is_made_again_beside_it() -> None:
+    need = Need("digits/oracle", recipe("digits/oracle"), (), 1, frozenset({"gradients"}))
+    assert need.command(Path("runs"), taken=True).endswith("--observe gradients --out runs/digits/oracle/seed-1-observed")
+    assert need.command(Path("other"), taken=False).endswith("--out other/digits/oracle/seed-1")
+
+
+def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
+    one, two = tmp_path / "runs/any/name", tmp_path / "results/digits/oracle-0/seed-2"
+    for folder in (one, two):
+        folder.mkdir(parents=True)
+        (folder / "journal.jsonl").write_bytes(packed([{"stage": 0, "epoch": 1, "loss": 0.5}]))
+    (one / FILE).write_bytes(packed([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
+    told = {"recipe": to_data(recipe("digits/oracle")), "seed": 1}
+    (one / "recipe.json").write_text(json.dumps(told))
+    said: list[str] = []
+    assert recorded_in(tmp_path / "runs", tmp_path / "results", said.append) == []  # neither is finished
+    (one / "result.json").write_text("{}")
+    (two / "result.json").write_text(json.dumps({**told, "seed": 2}))
+    found = recorded_in(tmp_path / "runs", tmp_path / "results", said.append)
+    assert [(run.seed, run.points("loss"), run.points("gradient.variance")) for run in found] == [(1, {1: 0.5}, {1: 0.9}), (2, {1: 0.5}, {})]
+    (two / "result.json").write_text("{}")
+    assert len(recorded_in(tmp_path / "runs", tmp_path / "results", said.append)) == 1
+    assert "is passed over" in said[-1]
+
+
+def test_what_has_no_run_yet_says_so_and_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--out", str(tmp_path / "figures")]
+    assert main(["figure", "warmup", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "warmup: no run yet" in printed
+    assert "atcl train kuzushiji/warmup-pla-k --seed 3" in printed
+    assert not (tmp_path / "figures").exists()
+    assert main(["figure", "warmpu", *words]) == 1
+    assert "did you mean 'warmup'" in capsys.readouterr().err
+
+
+def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: Path) -> None:
+    task = replace(SMALL, epochs=2, opening=1, scheduling=1, batch_size=350, budget=replace(SMALL.budget, steps=2))
+    setting = Setting({"kuzushiji": task}, (1,))
+    names = ("attacks", "adversarial-images", "gradients")
+    wanted = [need for need in needs([FIGURES[name] for name in names], setting) if need.name == "digits/oracle"]
+    assert [need.observe for need in wanted] == [{"attacks", "gradients"}]
+    told: list[int] = []
+    train_small(wanted, tmp_path / "runs", told.append)
+    assert told == [1]
+    runs = recorded_in(tmp_path / "runs", tmp_path / "results", pytest.fail)
+    for name in ("attacks", "gradients"):
+        for panel in FIGURES[name].drawable(setting):
+            for curve in panel.curves:
+                mean, lacking = curve_of(curve, panel, setting, runs)
+                assert (mean is not None) == (curve.source.method == "oracle") == (not lacking)
+    paths, missing = make("adversarial-images", FIGURES["adversarial-images"], setting, runs, tmp_path)
+    assert not missing
+    rows = list(csv.DictReader(paths[2].read_text().splitlines()))
+    assert len(rows) == 4 * 10
+    oracle = [row for row in rows if row["attack"] == "oracle"]
+    assert {row["l1_to_oracle"] for row in oracle} == {"0.0"}
+
+
+def test_a_file_is_no_folder_for_figures(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["figure", "warmup", "--out", str(tmp_path / "file")]) == 1

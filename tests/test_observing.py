@@ -1,0 +1,171 @@
+"""Onlookers record, and change nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atcl import journal
+from atcl.errors import AtclError
+from atcl.lookback import look_back
+from atcl.observing import FILE, OBSERVATIONS, SHARE, observed_epochs
+from atcl.recipes import RECIPES, Recipe
+from atcl.running import train
+from atcl.runs import Problem, Run
+from atcl.schedules import Constant
+from atcl.stages import Watcher
+from atcl.training import Sgd
+from tests import tiny
+
+ALL = tuple(OBSERVATIONS)
+WATCHED = ("digits/warmup-pla", "digits/two-stage", "digits/trades", "cifar10/oracle", "mnist/direct-nn")
+
+
+def go(folder: Path, recipe: Recipe, observe: tuple[str, ...], every: int | None = 1, watcher: Watcher | None = None) -> Run:
+    return train(
+        recipe, out=folder, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=observe, every=every, watcher=watcher
+    )
+
+
+def told(run: Run) -> list[journal.Record]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in run.journal]
+
+
+def observed(run: Run) -> list[journal.Record]:
+    return journal.read(run.folder / FILE)
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_run_is_the_same_to_the_last_bit_with_and_without_onlookers(name: str, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    alone, watched = go(tmp_path / "alone", recipe, ()), go(tmp_path / "watched", recipe, ALL)
+    weights = [(run.folder / "model.safetensors").read_bytes() for run in (alone, watched)]
+    assert weights[0] == weights[1]
+    assert told(alone) == told(watched)
+    assert not (alone.folder / FILE).exists()
+    records = observed(watched)
+    assert [(one["stage"], one["epoch"]) for one in records] == [(one["stage"], one["epoch"]) for one in watched.journal]
+    for one in records:
+        assert one["gradient.first_norm"] > 0
+        assert 0 <= one["gradient.variance"] <= 1
+        assert 0 <= one["test_pgd20"] <= one["test_natural"] <= 100
+        attacked = recipe.stages[one["stage"]].budget.steps > 0
+        assert ("attack.log.cosine" in one) == attacked
+        if attacked:
+            assert 0 <= one["attack.log.lowered"] <= 1
+            assert len(one["instance.pla.drop"]) == 4
+
+
+class Stop(Watcher):
+    def epoch(self, record: journal.Record) -> None:
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_was_stopped_records_what_it_would_have_recorded(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    whole = go(tmp_path / "whole", recipe, ALL)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "stopped", recipe, ALL, watcher=Stop())
+    journal.append(tmp_path / "stopped" / FILE, {"stage": 0, "epoch": 3})  # of an epoch that no checkpoint holds
+    assert observed(go(tmp_path / "stopped", recipe, ALL)) == observed(whole)
+
+
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/two-stage"])
+def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES[name]
+    watched, alone = go(tmp_path / "watched", recipe, ALL), go(tmp_path / "alone", recipe, ())
+    problem = tiny.problem(recipe.labels)
+    found = look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
+    assert observed(alone) == found
+    assert [one["epoch"] for one in found] == [one["epoch"] for one in alone.journal[-2:]]
+    for then, now in zip(observed(watched)[-2:], found, strict=True):
+        steps = {"gradient.first_norm", "gradient.last_norm"}  # a checkpoint has no steps: the norms are those of one batch
+        assert {key: value for key, value in now.items() if key not in steps} == {key: value for key, value in then.items() if key not in steps}
+        assert all(now[key] > 0 for key in steps)
+    look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
+    assert observed(alone) == found  # nothing twice
+    with pytest.raises(AtclError, match="differs in data"):
+        look_back(alone, ("gradients",), problem=replace(problem, train=problem.train.take(torch.arange(19)), truth=None), build=tiny.TinyNet)
+
+
+def test_the_norm_that_is_noted_is_that_of_the_step_which_was_taken(tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["digits/direct-log"]
+    stage = replace(recipe.stages[0], epochs=1, batch_size=20, optimizer=Sgd(momentum=0.0), lr=Constant(0.5))
+    recipe = replace(recipe, stages=(stage,))
+    run = go(tmp_path, recipe, ("gradients",))
+    untrained = train_nothing(tmp_path / "untrained", recipe)
+    moved = [after.detach() - before for after, before in zip(run.model(build=tiny.TinyNet).parameters(), untrained, strict=True)]
+    (record,) = observed(run)
+    for key, parts in (("gradient.first_norm", moved[:2]), ("gradient.last_norm", moved[-2:])):
+        assert record[key] == pytest.approx(float(torch.cat([part.flatten() for part in parts]).norm()) / 0.5, rel=1e-3)
+
+
+def train_nothing(folder: Path, recipe: Recipe) -> list[torch.Tensor]:
+    """The weights that the run begins with: those after an epoch at learning rate 0."""
+    still = replace(recipe, stages=(replace(recipe.stages[0], lr=Constant(0.0)),))
+    return [parameter.detach() for parameter in go(folder, still, ()).model(build=tiny.TinyNet).parameters()]
+
+
+def test_looks_are_spread_from_the_first_epoch_to_the_last() -> None:
+    assert observed_epochs(10, 100) == set(range(1, 11))
+    assert observed_epochs(10, 4) == {1, 4, 7, 10}
+    assert observed_epochs(10, 1) == {10}
+    assert observed_epochs(10, 0) == set()
+    assert observed_epochs(1, 5) == {1}
+
+
+def test_what_so_short_a_run_cannot_afford_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listening(Watcher):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    run = go(tmp_path, tiny.RECIPES["digits/oracle"], ("attacks",), every=None, watcher=Listening())
+    assert not observed(run)
+    assert "attacks is not observed in stage 1" in said[-1]
+    assert "--observe-every" in said[-1]
+
+
+@pytest.mark.parametrize("name", ["kuzushiji/oracle", "kuzushiji/warmup-pla", "cifar10/warmup-pla"])
+def test_by_default_all_onlookers_together_keep_to_their_share(name: str) -> None:
+    stage, sizes = RECIPES[name]().stages[0], {"kuzushiji": 60_000, "cifar10": 50_000}
+    images = sizes[name.partition("/")[0]]
+    problem = tiny.problem(RECIPES[name]().labels)
+
+    class Sized(list[int]):
+        def __len__(self) -> int:
+            return images
+
+    sized = Problem.__new__(Problem)
+    object.__setattr__(sized, "train", Sized())
+    object.__setattr__(sized, "test", problem.test and Sized())
+    work = images * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    spent = 0
+    for one in OBSERVATIONS.values():
+        cost = one.passes(stage, sized)
+        looks = observed_epochs(stage.epochs, int(SHARE / len(OBSERVATIONS) * work // cost))
+        assert len(looks) >= 20, "too few to draw a curve from"
+        spent += cost * len(looks)
+    assert spent <= SHARE * work
+
+
+@pytest.mark.parametrize(
+    ("observe", "every", "missing", "says"),
+    [
+        (("gradient",), 1, {}, "did you mean 'gradients'"),
+        (("attacks",), 1, {"truth": None}, "takes the true classes of the training images"),
+        (("test",), 1, {"test": None}, "takes a test set"),
+        (("gradients",), 0, {}, "not every 0"),
+    ],
+)
+def test_what_cannot_be_observed_is_refused_before_anything_is_written(
+    observe: tuple[str, ...], every: int, missing: dict[str, None], says: str, tmp_path: Path
+) -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    problem = replace(tiny.problem(recipe.labels), **missing)  # type: ignore[arg-type]
+    with pytest.raises(AtclError, match=says):
+        train(recipe, out=tmp_path / "run", problem=problem, build=tiny.TinyNet, observe=observe, every=every)
+    assert not (tmp_path / "run").exists()
