@@ -55,6 +55,23 @@ def test_default_folder_keeps_variants_apart(tmp_path: Path, monkeypatch: pytest
     assert (run / "seed-7/result.json").exists()
 
 
+def test_several_seeds_each_in_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", str(tmp_path), "--seeds", "3", "5", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-3", "seed-5"]
+    assert "seed 3: engine eager on cpu" in printed
+    assert "seed 5: epoch   2/2" in printed
+    assert [json.loads((tmp_path / f"seed-{seed}/result.json").read_text())["seed"] for seed in (3, 5)] == [3, 5]
+
+
+def test_engines_that_cannot_be_had_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    for name, said in (("captured", "records CUDA graphs, and the device is cpu"), ("rapid", "unknown engine 'rapid'")):
+        assert main(["train", "--device", "cpu", "--engine", name, "--out", str(out), *SMALL]) == 1
+        assert said in capsys.readouterr().err
+        assert not out.exists()
+
+
 def test_show_prints_settings_that_can_be_given_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "kuzushiji/warmup-pla"]) == 0
     printed = capsys.readouterr().out

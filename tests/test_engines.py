@@ -1,6 +1,7 @@
 """Engines are held to each other: the same attack, the same loss, the same gradients, the same random draws."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from atcl.recipes import Recipe
 from atcl.running import passes
 from atcl.supervision import PseudoLabels, blank_memory, guesses
 from atcl.training import Learner, Stage, descent, fit
-from atcl.twins import Twin
+from atcl.twins import Twin, _agrees, faithful_twin, takes_channels_last
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -78,18 +79,19 @@ def hold_parts(recipe: Recipe, stage: Stage, device: torch.device, run: Callable
     assert (results[0][2] - results[1][2]).norm() <= 1e-4 * results[0][2].norm() + 1e-8
 
 
-def said(function: Part) -> Part:
+def said(function: Part, backend: str = "inductor") -> Part:
     """Compile, and fail where that fails."""
 
     def complain(text: str) -> None:
         raise AssertionError(text)
 
-    return compiled(function, complain)
+    return compiled(function, complain, backend)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_parts_do_what_is_written(name: str) -> None:
-    hold_parts(*KINDS[name], CPU, said)
+    whole = name.startswith(("digits/warmup-pla", "digits/trades-1", "digits/direct-free"))  # C++ takes long to build
+    hold_parts(*KINDS[name], CPU, partial(said, backend="inductor" if whole else "aot_eager"))
 
 
 def test_positive_control_a_part_that_does_something_else_is_caught() -> None:
@@ -142,6 +144,8 @@ def test_auto_goes_by_device_and_size_and_an_impossible_wish_is_refused() -> Non
         engine_of("captured", CPU, 0)
     with pytest.raises(AtclError, match="makes the host wait"):
         engine_of("captured", cuda, 0, waits=True)
+    with pytest.raises(AtclError, match="may differ in its last bits"):
+        engine_of("compiled", cuda, 0, deterministic=True)
     with pytest.raises(AtclError, match="unknown engine 'fast'"):
         engine_of("fast", CPU, 0)
     assert [engine_of(name, cuda, 0).name for name in ENGINES] == list(ENGINES)
@@ -208,6 +212,76 @@ def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:
     torch.testing.assert_close(twin(x), looking.eval()(x))
 
 
+class Aliased(Odd):
+    """One convolution under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.few
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.norm(self.again(x)).relu())
+        return self.last(self.plain(self.many(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Hooked(Odd):
+    """A hook on a layer, which a layer in its place would not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few.register_forward_hook(lambda module, inputs, out: out * 3)
+
+
+class Inspecting(Odd):
+    """A forward pass that looks at the weights of its layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.few.weight.abs().sum() * self.norm.weight.sum()
+
+
+class Viewing(Odd):
+    """A forward pass that counts on one layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.few(x))
+        return self.last(out.view(len(x), -1)[:, :8])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("build", [Odd, Aliased, Hooked, Inspecting, Viewing])
+def test_whatever_a_model_does_its_faithful_twin_does_too(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = build(), torch.rand(4, 3, 17, 19)
+    settled = _agrees(model, x, "fp32", settle=True)
+    assert settled or build not in (Odd, Aliased)
+    assert not settled or build not in (Hooked, Inspecting)
+    assert _agrees(model, x, "fp32", settle=False)
+    twin = Twin(model, settle=settled)
+    lived_in(model)
+    twin.follow()
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-3)
+    assert takes_channels_last(model, x) == (build is not Viewing)
+
+
+class Constant32(nn.Module):
+    """Constants of its own in fp32, which bf16 layers do not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(12, 4), torch.full((), 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer((x - self.mean.expand(1)).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_does_not_compute_in_bf16_is_looked_at_in_fp32_and_that_is_said() -> None:
+    heard: list[str] = []
+    twin = faithful_twin(Constant32(), "bf16", torch.rand(2, 3, 2, 2), heard.append)
+    assert twin.dtype == torch.float32
+    assert heard == ["the model does not compute in bf16: the attack looks at it in fp32"]
+    assert faithful_twin(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype == torch.bfloat16
+    assert len(heard) == 1
+
+
 def test_a_twin_follows_in_its_own_precision_and_leaves_statistics_whole() -> None:
     model = tiny.TinyNet()
     twin = Twin(model, "bf16")
@@ -224,6 +298,11 @@ def test_a_twin_follows_in_its_own_precision_and_leaves_statistics_whole() -> No
     assert {tensor.dtype for tensor in twin.parameters()} == {torch.bfloat16, torch.float32}
     assert {name: tensor.dtype for name, tensor in twin.named_buffers()}["model.layers.1.running_var"] == torch.float32
     assert not any(tensor.requires_grad for tensor in twin.parameters())
+
+
+def test_a_precision_that_is_none_is_refused() -> None:
+    with pytest.raises(AtclError, match="one of fp32, tf32, bf16, not 'fp16'"):
+        Precision("fp16")  # type: ignore[arg-type]
 
 
 def test_a_cpu_computes_in_fp32() -> None:

@@ -82,7 +82,9 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
     assert [one["epoch"] for one in found] == [one["epoch"] for one in alone.journal[-2:]]
     for then, now in zip(observed(watched)[-2:], found, strict=True):
         steps = {"gradient.first_norm", "gradient.last_norm"}  # a checkpoint has no steps: the norms are those of one batch
-        assert {key: value for key, value in now.items() if key not in steps} == {key: value for key, value in then.items() if key not in steps}
+        assert now.keys() == then.keys()
+        for key in now.keys() - steps:  # training lays weights out otherwise, which shows in the last digits
+            assert now[key] == pytest.approx(then[key], rel=1e-3, abs=1e-4), key
         assert all(now[key] > 0 for key in steps)
     look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
     assert observed(alone) == found  # nothing twice

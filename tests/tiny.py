@@ -36,8 +36,9 @@ class TinyNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, CLASSES)
-        )  # fmt: skip
+            *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)),
+            *(nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, CLASSES)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)

@@ -102,6 +102,10 @@ class WeakData:
             return self.x[index]
         return self.x[index.cpu()].pin_memory().to(self.device, non_blocking=True)
 
+    def some(self) -> Tensor:
+        """Return the positions of the first few images, to try a model on."""
+        return torch.arange(min(4, len(self)), device=self.device)
+
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
         """Yield all images as floats on the device, in order, `batch_size` at a time."""
         for x in self.x.split(batch_size):

@@ -73,6 +73,8 @@ class Train:
         problem = self._problem(console, wanted.shape) if own else None
         name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
         wanted = repeatable_form(wanted) if self.deterministic else wanted
+        if self.seeds and self.seed != 1:
+            raise AtclError(f"give --seed {self.seed} or --seeds {' '.join(map(str, self.seeds))}, not both")
         seeds = self.seeds or (self.seed,)
         parent = Path("runs", *folder_of(name, wanted)) if self.out is None else self.out
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]

@@ -1,11 +1,13 @@
 """How a training step is carried out: as it is written, compiled, or recorded in a CUDA graph. The loop does not know which."""
 
+import random
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
@@ -27,6 +29,7 @@ class Engine:
     compiles: bool = False
     records: bool = False
     say: Say = print
+    failures: list[str] = field(default_factory=list)  # of compiling
 
     @property
     def about(self) -> str:
@@ -35,7 +38,12 @@ class Engine:
 
     def part(self, function: Part) -> Part:
         """Return a part of the step as this engine runs it."""
-        return compiled(function, self.say) if self.compiles else function
+
+        def tell(text: str) -> None:
+            self.failures.append(text)
+            self.say(text)
+
+        return compiled(function, tell) if self.compiles else function
 
     def whole(self, step: Step, rng: Generator) -> Step:
         """Return the step, which draws from `rng`, as this engine runs it."""
@@ -50,17 +58,21 @@ ENGINES: dict[str, tuple[bool, bool, str]] = {  # compiles, records
     "captured": (True, True, "the same, and one CUDA graph around the whole step"),
 }
 
+AUTO = "auto"  # picks one of them
+
 WORTH = 50_000  # passes through the model from which compiling, which takes half a minute, pays on a GPU
 
 
 def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bool = False, waits: bool = False, say: Say = print) -> Engine:
     """Return the engine of a name; `auto` picks by the device, the size of the job, and whether the model makes the host wait."""
-    if name == "auto":
+    if name == AUTO:
         if device.type != "cuda":
             return Engine("eager", say=say)
         compiles = passes >= WORTH and not deterministic
         return Engine("captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, say)
-    compiles, records, _ = pick(ENGINES, name, "engine")
+    compiles, records, _ = pick({**ENGINES, AUTO: (False, False, "")}, name, "engine")
+    if compiles and not records and deterministic:
+        raise AtclError("what is compiled may differ in its last bits each time: with --deterministic give --engine auto, eager or captured")
     if records and device.type != "cuda":
         raise AtclError(f"the engine {name} records CUDA graphs, and the device is {device.type}: give --engine auto, eager or compiled")
     if records and waits:
@@ -68,10 +80,10 @@ def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bo
     return Engine(name, compiles and not deterministic, records, say)
 
 
-def compiled(function: Part, say: Say = print) -> Part:
+def compiled(function: Part, say: Say = print, backend: str = "inductor") -> Part:
     """Return the function compiled for the shapes that it meets; where that fails, the function as it is written."""
     # the same random numbers as in the other engines, not those of the compiler's own generator
-    quick = torch.compile(function, dynamic=False, options={"fallback_random": True})
+    quick = torch.compile(function, dynamic=False, backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
     failed = False
 
     def run(*arguments: Any) -> Any:
@@ -126,18 +138,30 @@ class Recording:
 
 
 def waits(model: Module, x: Tensor) -> bool:
-    """Tell whether a model in training makes the host wait for the GPU, as one that looks at values does: it cannot be recorded."""
+    """Tell whether a model, training or not, makes the host wait for the GPU or decide by lot: neither can be recorded."""
     if not x.is_cuda:
         return False
     before = torch.cuda.get_sync_debug_mode()
     try:
-        for mode in ("default", "error"):  # the first pass may set things up
+        for train in (True, False):
+            model.train(train)(x).sum().backward()  # the first pass may set things up
+            drawn = _host_random()
             with warnings.catch_warnings(action="ignore"):  # that the mode is young
-                torch.cuda.set_sync_debug_mode(mode)
-            model(x).sum().backward()
-    except RuntimeError:
-        return True
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                model(x).sum().backward()
+            except RuntimeError:
+                return True
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+            if drawn != _host_random():
+                return True
     finally:
-        torch.cuda.set_sync_debug_mode(before)
         model.zero_grad()
     return False
+
+
+def _host_random() -> tuple[Any, ...]:
+    """Return the state of all that a model could draw from on the host."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2], torch.get_rng_state().numpy().tobytes()

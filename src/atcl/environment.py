@@ -33,6 +33,8 @@ def resolve(device: str) -> torch.device:
         raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise AtclError(f"there is no device {device!r}: the GPUs are cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return resolved
 
 
@@ -44,16 +46,22 @@ def precision(strict_fp32: bool) -> AbstractContextManager[None]:
 @contextmanager
 def repeatable(wanted: bool) -> Iterator[None]:
     """Where asked for, let the same steps give the same bits: only algorithms that do, and none chosen by its speed."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    try:
+    if not wanted:
         yield
+        return
+    enabled, softly = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    chosen, workspace = torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        with multiplying("fp32"):
+            yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(enabled, warn_only=softly)
+        torch.backends.cudnn.benchmark = chosen
+        if workspace is None:
+            os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

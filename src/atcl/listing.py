@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from atcl.data import DATASETS, Release, Source
-from atcl.engines import ENGINES
+from atcl.engines import AUTO, ENGINES
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS
 from atcl.exporting import EXPORTS
@@ -42,7 +42,7 @@ LISTED: dict[str, Mapping[str, str]] = {
     "attacks": {name: attack.about for name, attack in ATTACKS.items()},
     "rules": {name: rule.about if rule else "no choice: the last epoch" for name, rule in RULES.items()},
     "exports": {name: format.about for name, format in EXPORTS.items()},
-    "engines": {name: about for name, (_, _, about) in ENGINES.items()},
+    "engines": {AUTO: "the one that pays, by device and size of the job", **{name: about for name, (_, _, about) in ENGINES.items()}},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
     "weights": {name: described(card) for name, card in cards().items()},
     "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from atcl.errors import AtclError
 from atcl.seeds import OwnRandom
 
 T = TypeVar("T")
@@ -35,16 +36,17 @@ class Lane(Generic[T]):
 
 
 def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
-    """Carry out all tasks, in turns; each draws the random numbers that it would draw alone.
+    """Carry out all tasks, on a GPU in turns, on a CPU one after another; each draws the random numbers that it would draw alone.
 
-    An error in the first turn, before anything is trained, stops all; a later one stops its own task, and is raised when the others are done.
+    All have their first turn first: an error there, before anything is trained, stops all. A later one stops its own task, and is raised when the
+    others are done.
     """
     lanes = [Lane(task, torch.cuda.Stream(device) if device.type == "cuda" and len(tasks) > 1 else None) for task in tasks]
     errors: list[Exception] = []
     try:
         active = [lane for lane in lanes if lane.advance()]
         while active:
-            for lane in list(active):
+            for lane in list(active) if device.type == "cuda" else active[:1]:
                 try:
                     if not lane.advance():
                         active.remove(lane)
@@ -54,6 +56,8 @@ def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
     finally:
         for task in tasks:
             task.close()
+    if len(errors) > 1 and all(isinstance(error, AtclError) for error in errors):
+        raise AtclError("; ".join(map(str, errors)))
     if errors:
         raise errors[0]
     return [lane.outcome for lane in lanes]  # type: ignore[misc]

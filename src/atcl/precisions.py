@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+
+from atcl.errors import AtclError
 
 Kind = Literal["fp32", "tf32", "bf16"]
 
@@ -20,6 +22,11 @@ class Precision:
     """of the frozen copy that attacks and pseudo-labels look at: fp32, tf32 or bf16"""
     update: Kind = "fp32"
     """of the model in training"""
+
+    def __post_init__(self) -> None:
+        for kind in (self.attack, self.update):
+            if kind not in get_args(Kind):
+                raise AtclError(f"a precision is one of {', '.join(get_args(Kind))}, not {kind!r}")
 
     def on(self, device: torch.device) -> "Precision":
         """Return what holds on a device: a CPU computes in fp32 whatever is said, since the others are slower there."""

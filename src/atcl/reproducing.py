@@ -81,22 +81,24 @@ class Reproduce:
         strong = target.type == "cuda"
         jobs = jobs_of(experiment, self.results, self.runs, strong=strong, attacks=self.attacks, device=self.device, data_dir=self.data_dir)
         missing = [job for job in jobs if job.lacks]
+        workers = self.workers or (1 if strong else len(os.sched_getaffinity(0)))
         if self.dry_run:
-            print("\n".join(planned(missing, self.results, hardware(target)["device"])))
+            print("\n".join(planned(missing, self.results, hardware(target)["device"], workers)))
             return
         if self.fill:
-            fill(missing, console, self.workers or (1 if strong else len(os.sched_getaffinity(0))))
+            fill(missing, console, workers)
         console.print(f"{experiment.about}\n", highlight=False, soft_wrap=True)
         print(shown(grids(experiment, self.results)))
         if self.write:
             write_whole(self.write, rewritten(self.write.read_text(), self.results).encode())
+            console.print(f"every table of {self.write} is made anew", highlight=False)
         if self.weights:
             for job in [job for job in jobs if job.seed == experiment.seeds[0]]:
                 console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False)
         console.print(f"results lie in {self.results}", highlight=False)
 
 
-def planned(jobs: Sequence[Job], results: Path, device: str) -> list[str]:
+def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -> list[str]:
     """Return a line for each job: the command, and its time where anything like it was measured on such a device."""
     known, lines, total, vague = measured(results, device), [], 0.0, 0
     for job in jobs:
@@ -109,7 +111,10 @@ def planned(jobs: Sequence[Job], results: Path, device: str) -> list[str]:
         lines.append(f"{work}  # {_lasting(told, unknown)}")
     if not jobs:
         return ["nothing is missing"]
-    return [*lines, f"{len(jobs)} runs, one after another on {device}: {_lasting(total, [f'{vague} of them'] if vague else [])}"]
+    several = min(workers, len(jobs))
+    how = f"{several} at a time" if several > 1 else "one after another"
+    runs = f"{len(jobs)} run{'s' * (len(jobs) > 1)}, {how} on {device}"
+    return [*lines, f"{runs}: {_lasting(total / several, [f'{vague} of them'] if vague else [])}"]
 
 
 def fill(jobs: Sequence[Job], console: Console, workers: int = 1) -> None:

@@ -60,16 +60,28 @@ def train_together(
     if deterministic:
         wanted = repeatable_form(wanted)
     target = resolve(device)
+    engine_of(engine, target, 0, deterministic=deterministic)  # one that cannot be had is refused before anything is written
     if target.type == "cuda" or engine == "compiled":
         torch.compiler.reset()  # what was compiled for runs before would count against these
     order = Order(wanted, name, target, data_dir, problem, build, engine, deterministic, len(seeds), tuple(observe), every)
     tasks = [
         _running(order, seed, Path(outs[number]) if outs else None, watchers[number] if watchers else Watcher()) for number, seed in enumerate(seeds)
     ]
+    if len(seeds) > 1:
+        tasks = [
+            _named(task, seed, watchers[number] if watchers else Watcher()) for number, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
+        ]
     with repeatable(deterministic):
-        if target.type == "cuda":
-            return together(tasks, target)
-        return [run for task in tasks for run in together([task], target)]
+        return together(tasks, target)
+
+
+def _named(task: Generator[None, None, Run], seed: int, watcher: Watcher) -> Generator[None, None, Run]:
+    """Return the task, whose error says at once, and again at the end, which of several it was."""
+    try:
+        return (yield from task)
+    except AtclError as error:
+        watcher.say(f"stopped: {error}")
+        raise AtclError(f"seed {seed}: {error}") from None
 
 
 def repeatable_form(wanted: Recipe) -> Recipe:
@@ -121,6 +133,8 @@ def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Gen
         run.claim(problem)
         if (folder / "result.json").exists() and (folder / "model.safetensors").exists():
             watcher.say("this run is finished: nothing is trained again")
+            if order.observe:
+                watcher.say(f"and nothing was observed: `atcl observe {folder}` looks at the checkpoints that it left")
             return run
         there = problem.to(order.device)
         size, waiting = passes(wanted, len(there.train)), _waits(run, there, build)
@@ -192,4 +206,4 @@ def _waits(run: Run, problem: Problem, build: Build | None) -> bool:
     if data.device.type != "cuda" or data.x.device != data.device:
         return data.x.device != data.device
     with forked_rng():
-        return waits(run.fresh_model(build).to(data.device).train(), as_float(data.images(torch.arange(min(8, len(data)), device=data.device))))
+        return waits(run.fresh_model(build).to(data.device), as_float(data.images(data.some())))

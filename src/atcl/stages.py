@@ -19,6 +19,7 @@ from atcl.environment import environment
 from atcl.files import clear_parts, read_json, write_json, write_whole
 from atcl.heldout import judge
 from atcl.paper import card
+from atcl.precisions import Kind, multiplying
 from atcl.recipes import Recipe
 from atcl.runs import REPORTED, Build, Problem, Run
 from atcl.seeds import derive, forked_rng
@@ -146,7 +147,8 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
-            record |= _on_test(run.recipe, problem, snapshot, data.device) | {"crafted": run.recipe.stages[number].precision.on(data.device).attack}
+            kind = run.recipe.stages[number].precision.on(data.device).attack
+            record |= {**_on_test(run.recipe, problem, snapshot, data.device, kind), "crafted": kind}
         if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
@@ -159,11 +161,12 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
     return observe
 
 
-def _on_test(wanted: Recipe, problem: Problem, snapshot: Snapshot, device: torch.device) -> dict[str, float]:
+def _on_test(wanted: Recipe, problem: Problem, snapshot: Snapshot, device: torch.device, kind: Kind) -> dict[str, float]:
     """Return the accuracies on the test set that choose an epoch; the chosen one is measured anew."""
     assert problem.test is not None
     if device.type == "cuda":
-        found = glance(snapshot.model, snapshot.twin, problem.test, wanted.threat, snapshot.ascend)
+        with multiplying(kind):
+            found = glance(snapshot.model, snapshot.twin, problem.test, wanted.threat, snapshot.ascend)
     else:  # where each image costs, those that have fallen are left out
         found = {name: one.accuracy for name, one in measure(snapshot.model, problem.test, wanted.threat, ("natural", "pgd20")).items()}
     return {f"test_{name}": found[name] for name in ("natural", "pgd20")}
@@ -223,4 +226,9 @@ def _measured(run: Run, problem: Problem, model: Module, keep: Path | None = Non
 def _engine(device: torch.device, means: Means) -> dict[str, Any]:
     """Return what carried the run out, and the most memory that the process took of a GPU."""
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    return {"name": means.engine.name, "compiled": means.engine.compiles, "together": means.together, "peak_gpu_bytes": peak}
+    return {
+        "name": means.engine.name,
+        "compiled": means.engine.compiles and not means.engine.failures,
+        "together": means.together,
+        "peak_gpu_bytes": peak,
+    }

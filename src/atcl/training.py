@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl.attacks import GROWING, Ascend, Budget, ascent, pgd
-from atcl.batches import Augmentation, Batch, WeakData, shuffled
+from atcl.batches import Augmentation, Batch, WeakData, as_float, shuffled
 from atcl.engines import EAGER, Engine
 from atcl.errors import AtclError, nearest
 from atcl.losses import Targets, names_of
@@ -19,7 +19,7 @@ from atcl.precisions import InBf16, Precision, multiplying
 from atcl.schedules import Constant, Schedule
 from atcl.seeds import derive, forked_rng
 from atcl.supervision import CandidatesOnly, PseudoLabels, Supervision, blank_memory, guesses, predicted, remembered
-from atcl.twins import Twin, tensors_of
+from atcl.twins import Twin, faithful_twin, takes_channels_last, tensors_of
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ class Learner:
 
     def __init__(self, model: Module, data: WeakData, stage: Stage) -> None:
         device = data.device
-        # in this layout convolutions run without a detour
-        self.model: Module = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        self.model: Module = model.to(device).train()
+        if takes_channels_last(self.model, as_float(data.images(data.some()))):
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.frozen: Module = copy.deepcopy(self.model).eval().requires_grad_(False)  # what observers look at
         self.rng = Generator(device)
         # 0-d tensors, so that a compiled or captured step reads them anew in each epoch
@@ -166,8 +167,11 @@ class Learner:
         for key, tensor in state.items():
             if key.startswith("optimizer."):
                 _, number, name = key.split(".")
-                slot = self.optimizer.state[parameters[int(number)]]
-                slot[name] = slot[name].copy_(tensor) if name in slot else tensor.clone()
+                parameter = parameters[int(number)]
+                slot = self.optimizer.state[parameter]
+                if name not in slot:  # in the layout of its parameter: fused optimisers walk both as they lie in memory
+                    slot[name] = torch.empty_like(parameter if tensor.shape == parameter.shape else tensor, dtype=tensor.dtype).detach()
+                slot[name].copy_(tensor)
         self.memory.copy_(state["memory"])
         self.epoch = int(state["epoch"])
         self.refresh()
@@ -203,7 +207,7 @@ def fitting(
     """Do what `fit` does, and pause after each batch, so that several models can take turns; the global random state is the caller's to keep."""
     _check_labels(data, stage)
     precision = stage.precision.on(data.device)
-    prior, twin = data.prior(), Twin(learner.model, precision.attack)
+    prior, twin = data.prior(), faithful_twin(learner.model, precision.attack, as_float(data.images(data.some())), engine.say)
     model = InBf16(learner.model) if precision.update == "bf16" else learner.model
     written = predicted, ascent, descent
     quick = engine.part(predicted), engine.part(ascent), engine.part(descent)

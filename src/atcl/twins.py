@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.precisions import Kind
+from atcl.precisions import Kind, multiplying
+from atcl.seeds import forked_rng
 
 EIGHT = 8  # channels that libraries for convolutions want at least
 TURNING = 32  # channels up to which the gradient of an input is faster as a convolution of its own
@@ -19,14 +20,14 @@ TURNING = 32  # channels up to which the gradient of an input is faster as a con
 class Twin(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool | None = None) -> None:
+    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.dtype = torch.bfloat16 if kind == "bf16" else torch.float32
         if kind == "bf16":
             _lower(self.model)
         self.settled: list[Settled] = []
-        if settle if settle is not None else any(tensor.is_cuda for tensor in tensors_of(model)):
+        if settle:
             self.settled = _settle(self.model, model, self.dtype)
         self.pairs = _by_type(self.model, model)
         self.follow()
@@ -159,6 +160,51 @@ class _Turned(torch.autograd.Function):
         return F.conv2d(upstream[0], other, padding=back), None, None, None
 
 
+def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print) -> Twin:
+    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
+    if not x.is_cuda and kind != "bf16":
+        return Twin(model, kind)
+    settle = _agrees(model, x, "fp32", settle=True)
+    if kind == "bf16" and not _agrees(model, x, "bf16", settle=settle):
+        say("the model does not compute in bf16: the attack looks at it in fp32")
+        kind = "fp32"
+    return Twin(model, kind, settle=settle)
+
+
+def takes_channels_last(model: Module, x: Tensor) -> bool:
+    """Tell whether a model trains in the layout in which convolutions run without a detour; some look at the layout themselves."""
+    with forked_rng():
+        try:
+            tried: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for images in (x, x.contiguous(memory_format=torch.channels_last)):
+                tried.eval()(images.clone().requires_grad_()).sum().backward()
+        except RuntimeError:
+            return False
+    return True
+
+
+def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool) -> bool:
+    """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
+    with forked_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        probe = copy.deepcopy(model).eval()
+        for tensor in tensors_of(probe):
+            if tensor.is_floating_point():
+                tensor.mul_(1 + 0.3 * torch.rand_like(tensor)).add_(0.05 * torch.rand_like(tensor))  # variances stay positive
+    answers = []
+    with multiplying("fp32"):
+        for settled in (False, True):
+            at = x.detach().clone().requires_grad_()
+            try:
+                logits: Tensor = Twin(probe, kind, settle=settle)(at) if settled else probe(at)
+                (gradient,) = torch.autograd.grad((logits * torch.linspace(-1, 1, logits.shape[1], device=x.device)).sum(), at)
+            except (RuntimeError, AttributeError, TypeError):
+                return False
+            answers.append((logits.detach(), gradient))
+    within = 0.25 if kind == "bf16" else 0.01
+    return all(bool((theirs - ours).norm() <= within * theirs.norm() + 1e-6) for theirs, ours in zip(*answers, strict=True))
+
+
 def tensors_of(model: Module) -> list[Tensor]:
     """Return all that a model computes with."""
     return [*model.parameters(), *model.buffers()]
@@ -189,7 +235,10 @@ def _lower(model: Module) -> None:
 def _settle(ours: Module, theirs: Module, dtype: torch.dtype) -> list[Settled]:
     """Put a `Settled` in the place of each convolution that has a normalisation behind it, or a faster form."""
     norms, found = _followed_by_norm(ours), []
+    names = Counter(module for _, module in ours.named_modules(remove_duplicate=False))
     for name, module in list(ours.named_modules()):
+        if names[module] > 1 or (name in norms and names[ours.get_submodule(norms[name])] > 1):
+            continue  # under its other names it would stay as it was
         if type(module) is not nn.Conv2d or (name not in norms and _form(module) is F.conv2d):
             continue
         convolution, norm = theirs.get_submodule(name), theirs.get_submodule(norms[name]) if name in norms else None

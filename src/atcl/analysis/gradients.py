@@ -62,7 +62,8 @@ def direction_variance(gradients: Tensor) -> Variance:
 def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequence[str]]) -> Tensor:
     """Return (layers,): the L2 norm of the gradient of each layer, given the gradients of parameters by name; nothing waits for the device."""
     norms = [[found.detach().norm() for name in names if (found := gradients[name]) is not None] for names in layers]
-    return torch.stack([torch.stack(parts).norm() for parts in norms])
+    nothing = next((part.new_zeros(()) for parts in norms for part in parts), torch.zeros(()))  # where a layer gets no gradient
+    return torch.stack([torch.stack(parts).norm() if parts else nothing for parts in norms])
 
 
 class _Seen(Module):

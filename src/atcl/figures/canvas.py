@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from atcl.errors import AtclError
 from atcl.figures.plan import Curve, Panel
 from atcl.figures.records import Mean
 from atcl.files import write_whole
@@ -108,7 +109,10 @@ def save(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name:
     """Write a figure as NAME.png and NAME.pdf and its data as NAME.csv, each whole; the same data give the same bytes."""
     from matplotlib import rc_context
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AtclError(f"{folder} cannot be made: {error.strerror}; give --out a folder") from None
     contents = {}
     with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "atcl"}):
         for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "ModDate": None})):

@@ -1,5 +1,6 @@
 """`atcl figure`."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,11 @@ class Figure:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         chosen = dict(FIGURES) if self.name == ALL else {self.name: pick(FIGURES, self.name, "figure")}
-        if self.out.exists() and not self.out.is_dir():
-            raise AtclError(f"{self.out} is a file: give --out a folder")
+        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):  # better asked before the runs than after
+            raise AtclError(
+                f"{self.out} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give --out a folder"
+            )
         setting = DIGITS_SETTING if self.digits else PAPER_SETTING
         runs = self.runs / "figures" if self.digits else self.runs
         everything = {(need.recipe, need.seed): need for need in needs(FIGURES.values(), setting)}  # so that one run serves them all
@@ -52,7 +56,11 @@ class Figure:
             lacking |= missing
             drawn += bool(paths)
             said = ", ".join(path.name for path in paths) if paths else "no run yet"
-            console.print(f"{name}: {said}" + (f" ({len(missing)} runs are missing)" if missing and paths else ""), highlight=False, soft_wrap=True)
+            console.print(
+                f"{name}: {said}" + (f" ({len(missing)} run{'s are' if len(missing) > 1 else ' is'} missing)" if missing and paths else ""),
+                highlight=False,
+                soft_wrap=True,
+            )
         if lacking:
             console.print("what is missing is made by:", highlight=False)
             for key, need in everything.items():
