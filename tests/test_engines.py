@@ -13,7 +13,7 @@ from atcl.batches import as_float
 from atcl.engines import ENGINES, Part, compiled, engine_of
 from atcl.errors import AtclError
 from atcl.losses import Targets
-from atcl.models import SmallCNN, preact_resnet18, resnet18
+from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.objectives import Objective
 from atcl.precisions import InBf16, Precision
 from atcl.recipes import Recipe
@@ -260,6 +260,16 @@ def test_whatever_a_model_does_its_faithful_twin_does_too(build: Callable[[], nn
     twin.follow()
     torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-3)
     assert takes_channels_last(model, x) == (build is not Viewing)
+
+
+@pytest.mark.parametrize("name", ["tiny_cnn", "small_cnn", "resnet18", "preact_resnet18", "mlp"])
+def test_the_networks_of_the_paper_get_the_fastest_twin(name: str) -> None:
+    torch.manual_seed(0)
+    shape = (1, 28, 28) if name == "small_cnn" else (3, 16, 16)
+    model, x = MODELS[name](10, shape), torch.rand(4, *shape)
+    assert _agrees(model, x, "fp32", settle=True)
+    assert _agrees(model, x, "bf16", settle=True)
+    assert takes_channels_last(model, x)
 
 
 class Constant32(nn.Module):
