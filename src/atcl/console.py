@@ -1,5 +1,6 @@
 """What a person sees: live progress, and tables."""
 
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any, Self
@@ -44,7 +45,7 @@ class Live(Shown, Watcher):
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
         self.bar = beside.bar if beside else Progress(*columns, console=console)  # several runs share one display
         self.costs: dict[Place, int] = {}
-        self.seconds = self.paid = 0.0
+        self.paid, self.rates = 0, list[float]()
 
     def engine(self, about: str) -> None:
         """Tell what carries the steps out."""
@@ -62,9 +63,10 @@ class Live(Shown, Watcher):
 
     def epoch(self, record: Record) -> None:
         """Show an epoch and how long the rest will take, reckoned by the attack steps that it still holds."""
-        self.paid += self.costs.get((record["stage"], record["epoch"]), 0)
-        self.seconds += record["seconds"]
-        left = self.seconds / max(self.paid, 1) * (self.total - self.paid)
+        price = self.costs.get((record["stage"], record["epoch"]), 1)
+        self.paid += price
+        self.rates.append(record["seconds"] / price)
+        left = statistics.median(self.rates[-5:]) * (self.total - self.paid)  # the first may have compiled
         line = self.label + described(record, self.epochs)
         if self.console.is_terminal:
             self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
