@@ -61,7 +61,7 @@ def model() -> nn.Module:
     net = tiny.TinyNet()
     train = tiny.split(60, seed=7)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
-    for _ in range(6):
+    for _ in range(4):
         optimizer.zero_grad()
         F.cross_entropy(net(train.x.float() / 255), train.truth.labels).backward()
         optimizer.step()
