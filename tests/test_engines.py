@@ -286,7 +286,7 @@ class Constant32(nn.Module):
 def test_a_model_that_does_not_compute_in_bf16_is_looked_at_in_fp32_and_that_is_said() -> None:
     heard: list[str] = []
     twin = faithful_twin(Constant32(), "bf16", torch.rand(2, 3, 2, 2), heard.append)
-    assert twin.dtype == torch.float32
+    assert (twin.kind, twin.dtype) == ("fp32", torch.float32)
     assert heard == ["the model does not compute in bf16: the attack looks at it in fp32"]
     assert faithful_twin(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype == torch.bfloat16
     assert len(heard) == 1

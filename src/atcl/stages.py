@@ -19,7 +19,7 @@ from atcl.environment import environment
 from atcl.files import clear_parts, read_json, write_json, write_whole
 from atcl.heldout import judge
 from atcl.paper import card
-from atcl.precisions import Kind, multiplying
+from atcl.precisions import multiplying
 from atcl.recipes import Recipe
 from atcl.runs import REPORTED, Build, Problem, Run
 from atcl.seeds import derive, forked_rng
@@ -147,8 +147,7 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
-            kind = run.recipe.stages[number].precision.on(data.device).attack
-            record |= {**_on_test(run.recipe, problem, snapshot, data.device, kind), "crafted": kind}
+            record |= {**_on_test(run.recipe, problem, snapshot, data.device), "crafted": snapshot.twin.kind}
         if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
@@ -161,11 +160,11 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
     return observe
 
 
-def _on_test(wanted: Recipe, problem: Problem, snapshot: Snapshot, device: torch.device, kind: Kind) -> dict[str, float]:
+def _on_test(wanted: Recipe, problem: Problem, snapshot: Snapshot, device: torch.device) -> dict[str, float]:
     """Return the accuracies on the test set that choose an epoch; the chosen one is measured anew."""
     assert problem.test is not None
     if device.type == "cuda":
-        with multiplying(kind):
+        with multiplying(snapshot.twin.kind):
             found = glance(snapshot.model, snapshot.twin, problem.test, wanted.threat, snapshot.ascend)
     else:  # where each image costs, those that have fallen are left out
         found = {name: one.accuracy for name, one in measure(snapshot.model, problem.test, wanted.threat, ("natural", "pgd20")).items()}

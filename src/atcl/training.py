@@ -187,7 +187,7 @@ class Snapshot:
     agreement: float | None  # share of them whose prediction is the pseudo-label; None without pseudo-labels
     model: Module  # a frozen copy in eval mode
     memory: Tensor  # (n, K)
-    twin: Module  # the same model in the attack's precision
+    twin: Twin  # the same model in the attack's precision
     ascend: Ascend  # one ascent of an attack, as the engine runs it
 
 
@@ -217,7 +217,7 @@ def fitting(
         predict, ascend, descend = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
         batch = data.batch(index, stage.augmentation, learner.rng)
         follow(twin)
-        with multiplying(precision.attack):
+        with multiplying(twin.kind):
             if remember:
                 _remember(learner.memory, batch, predict(twin, batch.x), stage.supervision)
             targets = _targets(learner, batch, data, prior, stage.supervision)
@@ -278,7 +278,7 @@ def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
     return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
 
 
-def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin: Module, ascend: Ascend) -> Snapshot:
+def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin: Twin, ascend: Ascend) -> Snapshot:
     """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
     loss, inside, agreeing, images = totals.tolist()
     finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())

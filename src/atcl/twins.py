@@ -23,6 +23,7 @@ class Twin(Module):
     def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.kind = kind
         self.dtype = torch.bfloat16 if kind == "bf16" else torch.float32
         if kind == "bf16":
             _lower(self.model)
