@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from atcl.attacks import NORMS, ascent
 from atcl.batches import as_float
 from atcl.engines import ENGINES, Part, compiled, engine_of
 from atcl.errors import AtclError
+from atcl.forms import STENCIL, TURNED, Halved
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.objectives import Objective
@@ -195,6 +197,35 @@ def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module]) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
     assert len(twin.settled) >= 2
+
+
+@pytest.mark.parametrize("size", [(6, 8), (5, 8), (6, 7)])
+def test_relu_and_pooling_as_one_give_the_librarys_values_and_slopes(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-2, 3, (3, 5, *size)).float().requires_grad_()  # whole numbers: many are equal
+    ours, theirs = Halved()(x), F.max_pool2d(F.relu(x), 2)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    upstream = torch.randn_like(ours)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, upstream)[0] for out in (ours, theirs)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("pool", "same"), [(nn.MaxPool2d(2), True), (nn.MaxPool2d((2, 2), stride=2), True), (nn.MaxPool2d(2, 1), False), (nn.MaxPool2d(3, 2), False),
+                       (nn.MaxPool2d(2, padding=1), False), (nn.MaxPool2d(2, ceil_mode=True), False), (nn.AvgPool2d(2), False)],
+)  # fmt: skip
+def test_only_pooling_by_two_is_drawn_together_with_its_relu(pool: nn.Module, same: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(3))
+    x = torch.rand(2, 1, 11, 11)
+    model(x)
+    twin = Twin(model, settle=True)
+    assert any(isinstance(module, Halved) for module in twin.modules()) == same
+    torch.testing.assert_close(twin(x), model(x))
+
+
+def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
+    twin = Twin(SmallCNN(10), settle=True)
+    assert [(one.form, one.relu) for one in twin.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
+    assert sum(isinstance(module, Halved) for module in twin.modules()) == 2
 
 
 def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:

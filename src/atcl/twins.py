@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import Module
-from torch.nn import functional as F
 
+from atcl.forms import LIBRARY, Halved, Settled, form_of, halves
 from atcl.precisions import Kind, multiplying
 from atcl.seeds import forked_rng
-
-EIGHT = 8  # channels that libraries for convolutions want at least
-TURNING = 32  # channels up to which the gradient of an input is faster as a convolution of its own
 
 
 class Twin(Module):
@@ -43,122 +40,6 @@ class Twin(Module):
             torch._foreach_copy_(ours, theirs)  # one kernel for many tensors
         for convolution in self.settled:
             convolution.derive()
-
-
-class Settled(Module):
-    """A convolution with the normalisation behind it folded in, and with both its passes in the form that is fastest for its size."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.sources = (convolution, norm)  # in a tuple: followed, not owned
-        weight = convolution.weight
-        self.form = _form(convolution)
-        self.options: Any = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
-        filled = max(0, EIGHT - weight.shape[1]) if self.form is turned else 0
-        empty = torch.zeros(weight.shape[0], weight.shape[1] + filled, *weight.shape[2:], dtype=dtype, device=weight.device)
-        self.register_buffer("weight", empty.to(memory_format=torch.channels_last))
-        self.register_buffer("bias", None if convolution.bias is None and norm is None else empty.new_zeros(weight.shape[0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.form(x, self.weight, self.bias, *self.options)
-
-    def derive(self) -> None:
-        """Work out weight and bias anew."""
-        convolution, norm = self.sources
-        weight, bias = convolution.weight, convolution.bias
-        if norm is not None:
-            assert norm.running_var is not None and norm.running_mean is not None  # noqa: PT018 (others are not folded)
-            scale = torch.rsqrt(norm.running_var + norm.eps)
-            scale = scale if norm.weight is None else scale * norm.weight
-            mean = norm.running_mean if bias is None else norm.running_mean - bias
-            bias = -mean * scale if norm.bias is None else norm.bias - mean * scale
-            weight = weight * scale[:, None, None, None]
-        self.weight[:, : weight.shape[1]].copy_(weight)
-        if self.bias is not None and bias is not None:
-            self.bias.copy_(bias)
-
-
-Form = Callable[..., Tensor]  # x, weight, bias, stride, padding, dilation, groups -> what the convolution gives
-
-
-def stencil(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """One channel: a product of patches forth, a sum of shifted pictures back; libraries for convolutions change the layout for it."""
-    out: Tensor = _Stencil.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call]
-    return out
-
-
-def turned(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """Few channels, filled up to eight with empty ones: the gradient of the input is the convolution with the turned weight."""
-    if weight.shape[1] > x.shape[1]:
-        x = F.pad(x, [0, 0, 0, 0, 0, weight.shape[1] - x.shape[1]]).contiguous(memory_format=torch.channels_last)
-    out: Tensor = _Turned.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call]
-    return out
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """One pixel at a time: a matrix product of the pixels that the stride leaves."""
-    return F.linear(x[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
-
-
-def _form(convolution: nn.Conv2d) -> Form:
-    """Return the form that is fastest for a convolution, by what was measured (docs/performance.md)."""
-    if isinstance(convolution.padding, str) or convolution.padding_mode != "zeros" or convolution.groups != 1 or convolution.dilation != (1, 1):
-        return F.conv2d
-    if convolution.kernel_size == (1, 1) and convolution.padding == (0, 0):
-        return product
-    # more padding than the kernel is wide would make the gradient's padding negative
-    simple = convolution.stride == (1, 1) and all(pad < side for pad, side in zip(convolution.padding, convolution.kernel_size, strict=True))
-    if not simple or convolution.in_channels > TURNING:
-        return F.conv2d
-    return stencil if convolution.in_channels == 1 and max(convolution.kernel_size) <= 3 else turned
-
-
-class _Stencil(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-        (rows, columns), (top, left) = weight.shape[2:], padding
-        patches = F.pad(x, [left, left, top, top])[:, 0].unfold(1, rows, 1).unfold(2, columns, 1).flatten(3)  # (n, H, W, rows * columns)
-        to16 = [0, 16 - patches.shape[3]]  # what matrix products like
-        return F.linear(F.pad(patches, to16), F.pad(weight.flatten(1), to16), bias).permute(0, 3, 1, 2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, ctx.padding = inputs
-        ctx.save_for_backward(weight)
-        ctx.size = x.shape[2:]
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        (top, left), (height, width), pixels = ctx.padding, ctx.size, upstream[0].permute(0, 2, 3, 1).float()  # (n, H, W, outputs)
-        tall, broad = pixels.shape[1:3]
-        total = torch.zeros((), device=weight.device)
-        for row in range(weight.shape[2]):
-            for column in range(weight.shape[3]):
-                share = (pixels * weight[:, 0, row, column].float()).sum(3)
-                total = total + F.pad(share, [column, width + 2 * left - broad - column, row, height + 2 * top - tall - row])
-        return total[:, None, top : top + height, left : left + width].to(weight.dtype), None, None, None
-
-
-class _Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-        return F.conv2d(x, weight, bias, padding=padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.padding = inputs[3]
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        back = [side - 1 - pad for side, pad in zip(weight.shape[2:], ctx.padding, strict=True)]
-        other = weight.flip(2, 3).transpose(0, 1).contiguous(memory_format=torch.channels_last)
-        return F.conv2d(upstream[0], other, padding=back), None, None, None
 
 
 def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print) -> Twin:
@@ -237,40 +118,51 @@ def _lower(model: Module) -> None:
 
 
 def _settle(ours: Module, theirs: Module, dtype: torch.dtype) -> list[Settled]:
-    """Put a `Settled` in the place of each convolution that has a normalisation behind it, or a faster form."""
-    norms, found = _followed_by_norm(ours), []
+    """Put a `Settled` in the place of each convolution that has a normalisation behind it or a faster form, and `Halved` in that of poolings."""
+    behind, found = _behind(ours), []
     names = Counter(module for _, module in ours.named_modules(remove_duplicate=False))
     for name, module in list(ours.named_modules()):
-        if names[module] > 1 or (name in norms and names[ours.get_submodule(norms[name])] > 1):
-            continue  # under its other names it would stay as it was
-        if type(module) is not nn.Conv2d or (name not in norms and _form(module) is F.conv2d):
+        follower = behind.get(name)
+        if type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
+            ours.set_submodule(name, nn.Identity())
+            ours.set_submodule(follower, Halved())
+    for name, module in list(ours.named_modules()):
+        if type(module) is not nn.Conv2d or module.padding_mode != "zeros" or names[module] > 1:  # under its other names it would stay as it was
             continue
-        convolution, norm = theirs.get_submodule(name), theirs.get_submodule(norms[name]) if name in norms else None
-        found.append(Settled(convolution, norm, dtype))  # type: ignore[arg-type]
+        norm = _next(ours, behind, name, nn.BatchNorm2d)
+        norm = norm if norm and ours.get_submodule(norm).running_var is not None else None
+        relu = _next(ours, behind, norm or name, nn.ReLU)
+        if norm is None and form_of(module) is LIBRARY:
+            continue
+        source: Any = theirs.get_submodule(norm) if norm else None
+        found.append(Settled(theirs.get_submodule(name), source, relu is not None, dtype))  # type: ignore[arg-type]
         ours.set_submodule(name, found[-1])
-        if name in norms:
-            ours.set_submodule(norms[name], nn.Identity())
+        for part in (norm, relu):
+            if part is not None:
+                ours.set_submodule(part, nn.Identity())
     return found
 
 
-def _followed_by_norm(model: Module) -> dict[str, str]:
-    """Return the names of convolutions whose output goes to one normalisation alone, each used once, with the normalisation's name."""
+def _next(model: Module, behind: dict[str, str], name: str, kind: type[Module]) -> str | None:
+    """Return the module that takes what a module gives, where it is of one kind exactly."""
+    follower = behind.get(name)
+    return follower if follower and type(model.get_submodule(follower)) is kind else None
+
+
+def _behind(model: Module) -> dict[str, str]:
+    """Return, for each module that is used once and has one name, the module that alone takes what it gives, or "" where that is none such."""
     try:
         nodes = list(fx.symbolic_trace(model).graph.nodes)
-    except Exception:  # a model that looks at values, or whose course depends on them: it stays as it is
+    except Exception:  # a model that looks at values, or whose course depends on them
         return {}
     calls = Counter(node.target for node in nodes if node.op == "call_module")
-    found: dict[str, str] = {}
-    for node in nodes:
-        if node.op != "call_module" or len(node.users) != 1 or not _plain(model.get_submodule(node.target)):
-            continue
-        (user,) = node.users
-        norm = model.get_submodule(user.target) if user.op == "call_module" else None
-        if type(norm) is nn.BatchNorm2d and norm.running_var is not None and calls[node.target] == calls[user.target] == 1:
-            found[node.target] = user.target
+    names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
+
+    def once(node: fx.Node) -> bool:
+        return node.op == "call_module" and calls[node.target] == 1 and names[model.get_submodule(str(node.target))] == 1
+
+    found = {}
+    for node in filter(once, nodes):
+        users = list(node.users)
+        found[str(node.target)] = str(users[0].target) if len(users) == 1 and once(users[0]) else ""
     return found
-
-
-def _plain(module: Module) -> bool:
-    """Tell whether a module is a convolution that `F.conv2d` carries out as it stands."""
-    return type(module) is nn.Conv2d and module.padding_mode == "zeros"
