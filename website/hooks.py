@@ -3,10 +3,13 @@
 import html
 import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -16,7 +19,9 @@ NAMES = {"README.md": "index.md", **ADOPTED}
 LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".toml": "toml", ".cff": "yaml", ".js": "javascript"}
 
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=(?:#[^)\s]*)?\))")
+_FILE_LINK = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w./-]+\.md)")
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+_FUNCTION = re.compile(r"(<mi>(?:log|exp|cos|sign)</mi>)(?=<m(?!o))")  # a name and its argument stand apart
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,8 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links out of docs/ into links to the site's own pages of those files."""
-    return markdown if page.file.generated_by else relinked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)
+    """Turn links out of docs/ into links to the site's own pages of those files, and names of files into titles."""
+    here = page.file.src_uri
+    text = markdown if page.file.generated_by else relinked(markdown, f"docs/{here}", here)
+    return titled(text, here, {path: title for title, path in _leaves(config.nav)})
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -43,8 +50,11 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def mathml(tex: str, *, block: bool) -> str:
-    """Return an equation as browsers draw it, with what was typed beside it for those who copy it."""
+    """Return an equation as browsers draw it."""
     drawn = convert(tex.strip(), display="block" if block else "inline")
+    if "\\" in drawn:  # the converter prints a command that it does not know
+        raise PluginError(f"an equation has a command that cannot be drawn: {tex.strip()}")
+    drawn = _FUNCTION.sub(r'\1<mspace width="0.167em"/>', drawn)
     return f'<div class="equation">{drawn}</div>' if block else drawn
 
 
@@ -70,6 +80,23 @@ def relinked(text: str, name: str, page: str) -> str:
         return os.path.relpath(target, PurePosixPath(page).parent)
 
     return _LINK.sub(link, text)
+
+
+def titled(text: str, page: str, titles: Mapping[str, str]) -> str:
+    """Return a text in which links that read as the name of a file, which is right in the repository, read as the title of its page."""
+
+    def link(found: re.Match[str]) -> str:
+        title = titles.get(os.path.normpath(PurePosixPath(page).parent / found[1]))
+        return found[0] if title is None else f"[{title}]({found[1]}"
+
+    return _FILE_LINK.sub(link, text)
+
+
+def _leaves(nav: Any) -> Iterator[tuple[str, str]]:
+    """Return title and path of each page that the navigation names."""
+    for entry in nav if isinstance(nav, list) else []:
+        for title, inside in entry.items() if isinstance(entry, dict) else []:
+            yield from [(title, inside)] if isinstance(inside, str) else _leaves(inside)
 
 
 def shown(path: str) -> dict[str, str]:
