@@ -25,7 +25,7 @@ results: $(VENV)/installed  ## run what the tables of digits lack in results/, r
 	$(ONE) $(BIN)/atcl reproduce digits --no-fill --write docs/index.md
 
 docs: $(VENV)/installed-docs  ## build the documentation into site/, without a network; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 clean:  ## remove the environment and caches, never runs or results
