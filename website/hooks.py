@@ -55,6 +55,7 @@ def mathml(tex: str, *, block: bool) -> str:
     if "\\" in drawn:  # the converter prints a command that it does not know
         raise PluginError(f"an equation has a command that cannot be drawn: {tex.strip()}")
     drawn = _FUNCTION.sub(r'\1<mspace width="0.167em"/>', drawn)
+    drawn = drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # bars of a norm, which would grow on one side alone
     return f'<div class="equation">{drawn}</div>' if block else drawn
 
 
