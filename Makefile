@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ONE := OMP_NUM_THREADS=1
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test results clean
+.PHONY: run test results docs clean
 
 run: $(VENV)/installed  ## train the default recipe on the embedded digits, evaluate it, print a table
 	$(ONE) $(BIN)/atcl train
@@ -21,6 +21,12 @@ results: $(VENV)/installed  ## run what the tables of digits lack in results/, r
 	$(ONE) $(BIN)/atcl reproduce digits --write README.md
 	$(ONE) $(BIN)/atcl reproduce selection --write docs/selection.md
 	$(ONE) $(BIN)/atcl reproduce table1 --no-fill --write docs/results.md
+	$(ONE) $(BIN)/atcl reproduce table1 --no-fill --write docs/methods.md
+	$(ONE) $(BIN)/atcl reproduce digits --no-fill --write docs/index.md
+
+docs: $(VENV)/installed-docs  ## build the documentation into site/, without a network; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
 
 clean:  ## remove the environment and caches, never runs or results
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
@@ -29,6 +35,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "installing into $(VENV); this takes a minute or two"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) --editable '.[docs]'
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

@@ -45,9 +45,9 @@ def test_what_the_text_speaks_of_was_run_with_every_seed(name: str) -> None:
     assert not [str(job) for job in jobs_of(EXPERIMENTS[name], RESULTS) if job.lacks]
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/results.md"], ids=lambda page: page.name)
-def test_no_measured_number_stands_outside_a_generated_table(page: Path) -> None:
-    prose = re.sub(r"<!-- table: .*?<!-- end -->", "", page.read_text(), flags=re.S)
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/methods.md", "docs/results.md"])
+def test_no_measured_number_stands_outside_a_generated_table(page: str) -> None:
+    prose = re.sub(r"<!-- table: .*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
     assert not re.findall(r"\d ± \d", prose)
 
 
@@ -108,6 +108,17 @@ def test_train_and_evaluate_of_the_readme_run() -> None:
     for words in commands:
         if "digits" in " ".join(words):
             assert main([*words, "--dry-run"] if words[0] == "reproduce" else words) == 0, words
+
+
+@pytest.mark.usefixtures("_shrunk")
+def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 0  # what `make run` does
+    for language, block in re.findall(r"```(python)?\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.S):
+        if language:
+            exec(block, {})
+        elif block.startswith("atcl "):
+            assert main(block.split()[1:]) == 0, block
+    assert capsys.readouterr().out.count("pictures/1500-is-a-1.png") == 2  # once by the command, once from Python
 
 
 def test_commands_of_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

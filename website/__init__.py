@@ -1,0 +1,1 @@
+"""What turns docs/ into a site: `mkdocs.yml` names it."""

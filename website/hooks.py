@@ -1,0 +1,133 @@
+"""What the site adds to the pages of docs/: equations as MathML, the files that pages link to, and a catalogue of all that can be named."""
+
+import html
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # pages of the repository's root that are pages of the site
+NAMES = {"README.md": "index.md", **ADOPTED}
+LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".toml": "toml", ".cff": "yaml", ".js": "javascript"}
+
+_LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=(?:#[^)\s]*)?\))")
+_FILE_LINK = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w./-]+\.md)")
+_EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+_FUNCTION = re.compile(r"(<mi>(?:log|exp|cos|sign)</mi>)(?=<m(?!o))")  # a name and its argument stand apart
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that do not lie in docs/: those of the root, the catalogue, and what pages link to outside of docs/."""
+    texts = {f"docs/{one.src_uri}": one.content_string for one in files.documentation_pages()}
+    texts |= {name: (ROOT / name).read_text() for name in ADOPTED}
+    for name, page in ADOPTED.items():
+        files.append(File.generated(config, page, content=relinked(texts[name], name, page)))
+    files.append(File.generated(config, "catalogue.md", content=catalogue()))
+    for target in sorted({found for name, text in texts.items() for found in outside(text, name)}):
+        for path, content in shown(target).items():
+            files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links out of docs/ into links to the site's own pages of those files, and names of files into titles."""
+    here = page.file.src_uri
+    text = markdown if page.file.generated_by else relinked(markdown, f"docs/{here}", here)
+    return titled(text, here, {path: title for title, path in _leaves(config.nav)})
+
+
+def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn equations into MathML, which browsers draw by themselves."""
+    return _EQUATION.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
+
+
+def mathml(tex: str, *, block: bool) -> str:
+    """Return an equation as browsers draw it."""
+    drawn = convert(tex.strip(), display="block" if block else "inline")
+    if "\\" in drawn:  # the converter prints a command that it does not know
+        raise PluginError(f"an equation has a command that cannot be drawn: {tex.strip()}")
+    drawn = _FUNCTION.sub(r'\1<mspace width="0.167em"/>', drawn)
+    drawn = drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # bars of a norm, which would grow on one side alone
+    return f'<div class="equation">{drawn}</div>' if block else drawn
+
+
+def outside(text: str, name: str) -> set[str]:
+    """Return the paths in the repository, outside of docs/, that a page links to and that no page of the site stands for."""
+    return {path for path in (resolved(link, name) for link in _LINK.findall(text)) if path and path not in NAMES and not path.startswith("docs/")}
+
+
+def resolved(link: str, name: str) -> str | None:
+    """Return what a link of the file `name` points to, as a path in the repository; None where there is nothing."""
+    path = os.path.normpath(PurePosixPath(name).parent / link)
+    return path if not path.startswith("..") and (ROOT / path).exists() else None
+
+
+def relinked(text: str, name: str, page: str) -> str:
+    """Return the text of the file `name` with its links as they are from the site's `page`; what leads nowhere is left, for the build to refuse."""
+
+    def link(found: re.Match[str]) -> str:
+        path = resolved(found[1], name)
+        if path is None or (path.startswith("docs/") and name.startswith("docs/")):
+            return found[1]
+        target = NAMES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md")
+        return os.path.relpath(target, PurePosixPath(page).parent)
+
+    return _LINK.sub(link, text)
+
+
+def titled(text: str, page: str, titles: Mapping[str, str]) -> str:
+    """Return a text in which links that read as the name of a file, which is right in the repository, read as the title of its page."""
+
+    def link(found: re.Match[str]) -> str:
+        title = titles.get(os.path.normpath(PurePosixPath(page).parent / found[1]))
+        return found[0] if title is None else f"[{title}]({found[1]}"
+
+    return _FILE_LINK.sub(link, text)
+
+
+def _leaves(nav: Any) -> Iterator[tuple[str, str]]:
+    """Return title and path of each page that the navigation names."""
+    for entry in nav if isinstance(nav, list) else []:
+        for title, inside in entry.items() if isinstance(entry, dict) else []:
+            yield from [(title, inside)] if isinstance(inside, str) else _leaves(inside)
+
+
+def shown(path: str) -> dict[str, str]:
+    """Return pages that show a file, or a folder with the files in it as they are."""
+    place, page = ROOT / path, f"source/{path}.md"
+    if place.is_file():
+        return {page: _source(path, f"````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text()}\n````\n")}
+    inside = sorted(one.relative_to(place).as_posix() for one in place.rglob("*") if one.is_file() and one.suffix in (".json", ".jsonl"))
+    lines = "\n".join(f"- [{one}]({place.name}/{one})" for one in inside)
+    return {page: _source(f"{path}/", f"{lines}\n"), **{f"source/{path}/{one}": (place / one).read_text() for one in inside}}
+
+
+def _source(title: str, body: str) -> str:
+    return f"---\nsearch:\n  exclude: true\n---\n# `{title}`\n\nAs it was when this site was built.\n\n{body}"
+
+
+def catalogue() -> str:
+    """Return a page of all that `atcl list` lists."""
+    from atcl.listing import LISTED  # late: it brings PyTorch, and a page that only links needs none
+    from atcl.recipes import METHODS, TASKS
+
+    parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` tells it."]
+    for kind, named in LISTED.items():
+        rows = {method: named[f"{next(iter(TASKS))}/{method}"] for method in METHODS} if kind == "recipes" else named
+        datasets = ", ".join(f"`{task}/…`" for task in TASKS)
+        more = f"Each stands behind the name of a dataset, as in `kuzushiji/warmup-pla`: {datasets}.\n\n" if kind == "recipes" else ""
+        lines = "\n".join(f"| `{name}` | {_cell(about)} |" for name, about in rows.items())
+        parts.append(f"## {kind.capitalize()}\n\n`atcl list {kind}`\n\n{more}| name | what it is |\n|---|---|\n{lines}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(about: str) -> str:
+    return html.escape(about, quote=False).replace("|", "\\|")
