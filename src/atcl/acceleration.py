@@ -18,6 +18,14 @@ SMALLEST = 32
 
 
 @dataclass
+class Tape:
+    """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
+
+    plays: int = 0  # forward passes so far
+    pool: Any = None
+
+
+@dataclass
 class Recording:
     """The graphs of one size, and the tensors that they read and write."""
 
@@ -27,7 +35,7 @@ class Recording:
     gradient: Tensor  # gradient of x
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
-    plays: int = 0  # forward passes so far: a gradient is due to the last one alone
+    tape: Tape
 
 
 class Replayed(Module):
@@ -39,6 +47,7 @@ class Replayed(Module):
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
+        self.tape = Tape()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
@@ -55,7 +64,7 @@ class Replayed(Module):
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                self.recordings[key] = _checked(_record(self.model, _channels_last(torch.rand(key, device=x.device))), self.model)
+                self.recordings[key] = _checked(_record(self.model, _channels_last(torch.rand(key, device=x.device)), self.tape), self.model)
         return self.recordings[key]
 
 
@@ -79,6 +88,7 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
     try:
         yield Replayed(model, batch_size)
     finally:
+        torch.cuda.empty_cache()  # what recordings took serves nothing else until then
         for parameter in parameters:
             parameter.requires_grad_(True)
 
@@ -88,15 +98,15 @@ class _Replay(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, recording: Recording) -> Tensor:
         logits = _play(recording, x)
         ctx.save_for_backward(x)
-        ctx.recording, ctx.play = recording, recording.plays
+        ctx.recording, ctx.play = recording, recording.tape.plays
         return logits[: len(x)].clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
         (x,), recording = ctx.saved_tensors, ctx.recording
-        if ctx.play != recording.plays:  # another batch came in between
+        if ctx.play != recording.tape.plays:  # another batch came in between
             _play(recording, x)
-            ctx.play = recording.plays
+            ctx.play = recording.tape.plays
         recording.upstream[: len(x)].copy_(upstream[0])
         recording.upstream[len(x) :].zero_()
         recording.backward.replay()
@@ -110,11 +120,11 @@ def _channels_last(x: Tensor) -> Tensor:
 def _play(recording: Recording, x: Tensor) -> Tensor:
     recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
     recording.forward.replay()
-    recording.plays += 1
+    recording.tape.plays += 1
     return recording.logits
 
 
-def _record(model: Module, like: Tensor) -> Recording | None:
+def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
     """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
     side = torch.cuda.Stream(like.device)
     side.wait_stream(torch.cuda.current_stream(like.device))
@@ -125,13 +135,14 @@ def _record(model: Module, like: Tensor) -> Recording | None:
     torch.cuda.current_stream(like.device).wait_stream(side)
     forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
     with torch.enable_grad():
-        with torch.cuda.graph(forward):
+        with torch.cuda.graph(forward, pool=tape.pool):
             logits = model(x)
+        tape.pool = forward.pool()
         upstream = torch.zeros_like(logits)
-        with torch.cuda.graph(backward, pool=forward.pool()):
+        with torch.cuda.graph(backward, pool=tape.pool):
             (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
     # the graphs' own tensors, without the history that only recording needed
-    return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward)
+    return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
 
 
 def _checked(recording: Recording | None, model: Module) -> Recording | None:

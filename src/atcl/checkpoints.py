@@ -1,8 +1,9 @@
-"""Checkpoints: one safetensors file for each of the last two epochs, whole or recognised as damaged."""
+"""Checkpoints: one safetensors file for each of the last two epochs, whole or recognised as damaged, written while training goes on."""
 
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import safetensors.torch
@@ -31,6 +32,39 @@ def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) ->
         old.unlink()
     sync_folder(folder)
     return path
+
+
+class Writer:
+    """Writes the checkpoints of a run while it goes on, one at a time; what goes wrong is raised at the next, or at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(1)
+        self.pending: Future[Path] | None = None
+
+    def save(self, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> None:
+        """Take a copy of the tensors as they are now, and write it."""
+        copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self.wait()
+        self.pending = self.pool.submit(save, self.folder, stage, epoch, copied)
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except OSError:
+            if kind is None:  # else what ended the run is told
+                raise
+        finally:
+            self.pool.shutdown()
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> dict[str, Tensor] | None:

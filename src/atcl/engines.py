@@ -126,7 +126,7 @@ class Recording:
         self.index = index.clone()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
-        # libraries keep one workspace for each stream, and write its address into the recording: models that take turns record on streams of their own
+        # libraries keep a workspace for each stream, and its address goes into the recording: models that take turns record on streams of their own
         current = torch.cuda.current_stream(index.device)
         own = None if current == torch.cuda.default_stream(index.device) else current
         # others may use the GPU meanwhile: only what this thread does is recorded

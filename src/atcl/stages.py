@@ -86,17 +86,18 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     if not last.grown(last.epochs):
         watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
     watcher.begin(run, position.number, position.learner.epoch)
-    while True:
-        stage = run.recipe.stages[position.number]
-        observe, seed = _observer(run, problem, position, watcher), derive(run.seed, "stage", position.number)
-        engine, onlookers = observing.onlooking(
-            means.observe, run, problem, position.number, position.learner, position.data, means.engine, means.every, watcher.say
-        )  # fmt: skip
-        # the journal's observer last: it writes the checkpoint, after which an epoch is not seen again
-        yield from fitting(position.learner, position.data, stage, seed=seed, engine=engine, observers=[*onlookers, observe])
-        if position.number + 1 == len(run.recipe.stages):
-            break
-        position = _advanced(run, problem, means.build, position)
+    with checkpoints.Writer(run.folder / "checkpoints") as writer:
+        while True:
+            stage = run.recipe.stages[position.number]
+            observe, seed = _observer(run, problem, position, watcher, writer), derive(run.seed, "stage", position.number)
+            engine, onlookers = observing.onlooking(
+                means.observe, run, problem, position.number, position.learner, position.data, means.engine, means.every, watcher.say
+            )  # fmt: skip
+            # the journal's observer last: it writes the checkpoint, after which an epoch is not seen again
+            yield from fitting(position.learner, position.data, stage, seed=seed, engine=engine, observers=[*onlookers, observe])
+            if position.number + 1 == len(run.recipe.stages):
+                break
+            position = _advanced(run, problem, means.build, position)
     _finish(run, problem, position, means)
 
 
@@ -130,7 +131,7 @@ def _restored(run: Run, problem: Problem, build: Build | None, saved: dict[str, 
     return position
 
 
-def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) -> Callable[[Snapshot], None]:
+def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher, writer: checkpoints.Writer) -> Callable[[Snapshot], None]:
     """Return what happens after each epoch: the journal's line first, so that a cut between the two loses no line, then the checkpoint."""
     number, learner, data, best = position.number, position.learner, position.data, position.best
     last = time.perf_counter()
@@ -154,7 +155,7 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher) 
         journal.append(run.folder / "journal.jsonl", record)
         relabelled = {} if data is problem.train else {"relabelled": data.candidates.int().argmax(1)}
         state = {**learner.state(), **best.state(), **relabelled, "stage": torch.tensor(number)}
-        checkpoints.save(run.folder / "checkpoints", number, phase.epoch, state)
+        writer.save(number, phase.epoch, state)
         watcher.epoch(record)
 
     return observe
