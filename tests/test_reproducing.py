@@ -106,17 +106,6 @@ def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, 
     assert not [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
 
 
-def test_runs_side_by_side_give_the_numbers_of_runs_one_by_one(tmp_path: Path, quiet: Console) -> None:
-    alone, both = [job(tmp_path / "alone", seed) for seed in (1, 2)], [job(tmp_path / "both", seed) for seed in (1, 2)]
-    here(alone, quiet, workers=1)
-    here(both, quiet, workers=2)
-    for one, other in zip(alone, both, strict=True):
-        told, same = read_json(one.path), read_json(other.path)
-        jsonschema.validate(same, SCHEMA)
-        assert told["model"]["sha256"] == same["model"]["sha256"]
-        assert {name: it["correct"] for name, it in told["metrics"].items()} == {name: it["correct"] for name, it in same["metrics"].items()}
-
-
 def test_a_run_that_fails_beside_others_is_named_in_one_line(tmp_path: Path, quiet: Console) -> None:
     endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
     jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "nowhere"), endless]
