@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import secrets
+import shlex
 import signal
 import stat
 import sys
@@ -11,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import jsonschema
@@ -24,15 +26,16 @@ from atcl.errors import AtclError
 from atcl.files import is_held, read_json, sole_writer, write_json
 from atcl.journal import Record, append, read
 from atcl.ledger import Job
-from atcl.places import PLACES, Crew, Local, Ray, Slurm, Terms, carry_out, crews
+from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews
 from atcl.places.crews import RETRIES, spread, travelling
 from atcl.places.working import Died, Done, Failed, Outcome, Taken
-from atcl.reproducing import fill, planned
+from atcl.reproducing import Reproduce, fill, planned
+from atcl.settings import parse
 from tests.test_reproducing import SCHEMA, SMALL, job
 
-EPOCHS = 60
+EPOCHS = 40
 LONG = (*SMALL, "--stages.0.epochs", str(EPOCHS))
-OPTIONS = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
+OPTIONS: dict[str, Place] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
 NEEDS = {"local": "atcl", "ray": "ray", "slurm": "submitit"}
 
 
@@ -163,13 +166,13 @@ def test_a_worker_that_dies_again_and_again_is_given_up_while_the_others_go_on(t
 def test_an_error_is_not_tried_again_and_ends_the_others_only_where_nothing_was_trained(tmp_path: Path) -> None:
     jobs = [job(tmp_path, seed) for seed in (1, 2)]
     team = Scripted({1: [Failed("no such data")], 2: []})
-    with pytest.raises(AtclError, match="^digits/direct-log .*, seed 1: no such data$"):
+    with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: no such data$"):
         handed_out(jobs, team)
     assert (len(team.started), team.stopped) == (2, [2])
     jobs[0].folder.mkdir(parents=True)
     append(jobs[0].folder / "journal.jsonl", {"stage": 0, "epoch": 1})
     team = Scripted({1: [Failed("the loss is not finite")], 2: [Done(1.0)]}, room=1)
-    with pytest.raises(AtclError, match="seed 1: the loss is not finite$"):
+    with pytest.raises(AtclError, match=r"seed 1: the loss is not finite$"):
         handed_out(jobs, team)
     assert ([one.seed for one in team.started], team.stopped) == ([1, 2], [])
 
@@ -272,7 +275,7 @@ def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slur
     )
     with place.open(Terms(workers=1, runs=tmp_path / "runs")) as crew:
         assert (crew.device, crew.strong, crew.workers) == ("cuda", True, 1)
-        with pytest.raises(AtclError, match="^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
+        with pytest.raises(AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
             fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), crew)
     assert "\n" not in str(said.value)
     lines = (slurm / "script").read_text().splitlines()
@@ -287,6 +290,10 @@ def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slur
         (["--on", "rai"], "unknown place 'rai'; did you mean 'ray'?"),
         (["--threads", "-1"], "at least one thread"),
         (["--on", "ray", "--device", "cuda:1"], "a cluster picks the GPU itself"),
+        (
+            ["--on", "ray", "--ray.address", "127.0.0.1:1"],
+            "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused; give",
+        ),
         (["--on", "slurm", "--device", "cuda:1", "--slurm.executor", "local"], "a cluster picks the GPU itself"),
         (["--on", "slurm"], "no srun"),
         (["--on", "slurm", "--slurm.executor", "condor"], "unknown executor 'condor'"),
@@ -313,6 +320,16 @@ def test_a_missing_extra_is_named_with_its_command(
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["reproduce", "digits", "--on", name]) == 1
     assert capsys.readouterr().err.endswith(f"pip install 'atcl[{name}]'\n")
+
+
+def test_commands_of_the_page_are_understood() -> None:
+    page = (Path(__file__).parents[1] / "docs/clusters.md").read_text()
+    commands = re.findall(r"^atcl reproduce (.*?)(?:  +#.*)?$", page, re.M)
+    options = [shlex.split(option) for option in re.findall(r"`(--slurm\..*?)`", page)]
+    assert len(commands) > 3
+    assert {option[0].removeprefix("--slurm.") for option in options} == {one.name for one in fields(Slurm)}
+    for words in [*(shlex.split(command) for command in commands), *(["table1", *option] for option in options if len(option) > 1)]:
+        assert not parse(Reproduce, words, "atcl reproduce", return_unknown_args=True)[1], words
 
 
 def test_every_place_is_tried_here() -> None:

@@ -1,6 +1,7 @@
 """Runs on the machines of a Ray cluster, a GPU for each where there are any."""
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,7 @@ class Ray:
     def open(self, terms: Terms) -> Iterator[Crew]:
         """Join the cluster, or start one on this machine, which ends with the command."""
         ray = _imported()
-        if terms.device not in ("auto", "cpu", "cuda"):
-            remote_device(terms.device, "cpu")  # refused before anything is started
+        remote_device(terms.device, "cpu")  # a wrong one is refused before anything is started
         if joined := not ray.is_initialized():
             _join(ray, self.address)
         try:
@@ -104,8 +104,16 @@ def _imported() -> Any:
 def _join(ray: Any, address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells no one of it
     try:
+        _knock(address or os.environ.get("RAY_ADDRESS", ""))
         ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except (ConnectionError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "this machine"
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise AtclError(f"no Ray cluster at {where}: {said}; give another --ray.address, or `local` to start one here") from None
+
+
+def _knock(address: str) -> None:
+    """Raise where no one answers at an address: Ray itself would try for more than a minute."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
