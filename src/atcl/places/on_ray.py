@@ -109,7 +109,8 @@ def _join(ray: Any, address: str) -> None:
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "this machine"
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise AtclError(f"no Ray cluster at {where}: {said}; give another --ray.address, or `local` to start one here") from None
+        hint = "" if "RAY_AUTH_MODE" in os.environ else " (one that asks for a token needs RAY_AUTH_MODE=token)"
+        raise AtclError(f"no Ray cluster at {where}: {said}{hint}; give another --ray.address, or `local` to start one here") from None
 
 
 def _knock(address: str) -> None:
