@@ -14,7 +14,7 @@ BLIND = (
 )  # fmt: skip
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "stages", "running", "predicting",
-    "paper", "experiments", "ledger", "estimates", "reports", "headline", "reproducing", "listing", "console", "commands", "cli",
+    "paper", "experiments", "ledger", "estimates", "reports", "headline", "places", "reproducing", "listing", "console", "commands", "cli",
     "analysis", "observing", "lookback", "figures",
 }  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_python_of_the_readme_runs() -> None:
 @pytest.mark.usefixtures("_shrunk")
 def test_train_and_evaluate_of_the_readme_run() -> None:
     commands = [line.partition("  #")[0].split()[1:] for line in README.splitlines() if re.match("atcl (train|evaluate|reproduce)", line)]
-    assert len(commands) == 6
+    assert len(commands) == 7
     assert main(["train"]) == 0
     for words in commands:
         if "digits" in " ".join(words):

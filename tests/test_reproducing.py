@@ -3,6 +3,7 @@
 import io
 import json
 import multiprocessing
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,15 +13,17 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-import atcl.reproducing
+import atcl.places.working
 from atcl.cli import main
 from atcl.errors import AtclError
 from atcl.experiments import EXPERIMENTS, narrowed
 from atcl.files import read_json, write_json
 from atcl.ledger import Job, attacks_of, entries, jobs_of, store
 from atcl.paper import Asked
+from atcl.places import Local, Terms, carry_out
+from atcl.places.on_local import Attached
 from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.reproducing import Attached, carry_out, fill, planned
+from atcl.reproducing import fill, planned
 from atcl.runs import Run
 
 SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
@@ -47,6 +50,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Console:
     plain = Run.evaluate
     monkeypatch.setattr(Run, "evaluate", lambda self, *words, **options: plain(self, *words, **{**options, "checks": False}))
     return Console(file=io.StringIO())
+
+
+def here(jobs: Sequence[Job], console: Console, workers: int = 1) -> None:
+    with Local().open(Terms(workers=workers)) as crew:
+        fill(jobs, console, crew)
 
 
 def job(tmp_path: Path, seed: int = 1, words: tuple[str, ...] = SMALL, name: str = "digits/direct-log", **more: Any) -> Job:
@@ -86,34 +94,23 @@ def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, 
         store(run, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atcl.reproducing, "store", stopping)
+        patch.setattr(atcl.places.working, "store", stopping)
         with pytest.raises(KeyboardInterrupt):
-            fill(jobs_of(experiment, tmp_path / "results", tmp_path / "runs"), quiet)
+            here(jobs_of(experiment, tmp_path / "results", tmp_path / "runs"), quiet)
     left = [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
     assert stored == ["digits/oracle"]
     assert [one.what.name for one in left] == ["digits/direct-log", "digits/warmup-pla"]
     trained = (left[0].folder / "model.safetensors").stat().st_mtime_ns
-    fill(left, quiet)
+    here(left, quiet)
     assert (left[0].folder / "model.safetensors").stat().st_mtime_ns == trained  # it was finished, and only not in the ledger yet
     assert not [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
-
-
-def test_runs_side_by_side_give_the_numbers_of_runs_one_by_one(tmp_path: Path, quiet: Console) -> None:
-    alone, both = [job(tmp_path / "alone", seed) for seed in (1, 2)], [job(tmp_path / "both", seed) for seed in (1, 2)]
-    fill(alone, quiet, workers=1)
-    fill(both, quiet, workers=2)
-    for one, other in zip(alone, both, strict=True):
-        told, same = read_json(one.path), read_json(other.path)
-        jsonschema.validate(same, SCHEMA)
-        assert told["model"]["sha256"] == same["model"]["sha256"]
-        assert {name: it["correct"] for name, it in told["metrics"].items()} == {name: it["correct"] for name, it in same["metrics"].items()}
 
 
 def test_a_run_that_fails_beside_others_is_named_in_one_line(tmp_path: Path, quiet: Console) -> None:
     endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
     jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "nowhere"), endless]
     with pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*nowhere") as said:
-        fill(jobs, quiet, workers=2)
+        here(jobs, quiet, workers=2)
     assert "\n" not in str(said.value)
     assert not endless.path.exists()
 
@@ -147,9 +144,9 @@ def test_what_lacks_an_attack_is_measured_only_where_its_model_is(tmp_path: Path
     assert (more.lacks, more.possible) == (("pgd20_restarts",), True)
     elsewhere = replace(more, folder=tmp_path / "elsewhere")
     assert not elsewhere.possible
-    fill([elsewhere], quiet)
+    here([elsewhere], quiet)
     assert f"remove {plain.path} to run it again" in str(quiet.file.getvalue())  # type: ignore[attr-defined]
-    fill([more], quiet)
+    here([more], quiet)
     assert not more.lacks
     write_json(plain.path, {**read_json(plain.path), "model": {"sha256": "0" * 64, "bytes": 1}})
     assert not replace(plain, attacks=(*plain.attacks, "autoattack")).possible

@@ -94,17 +94,26 @@ class Together(Shown):
         done = {folder: read(folder / "journal.jsonl") for folder in self.prices}
         return sum(self.prices[folder].get((one["stage"], one["epoch"]), 0) for folder, records in done.items() for one in records)
 
+    def left(self, paid: int) -> str:
+        """Return how long the rest will take, where that can be told."""
+        left = (time.perf_counter() - self.began) / max(paid - self.before, 1) * (self.total - paid)
+        return f"{clock(left)} left" if self.before < paid < self.total else ""
+
     def look(self) -> None:
         """Bring the bar up to date."""
         if self.console.is_terminal:
             paid = self.paid()
-            left = (time.perf_counter() - self.began) / max(paid - self.before, 1) * (self.total - paid)
-            self.bar.update(self.task, completed=paid, left=f"{clock(left)} left" if paid > self.before else "")
+            self.bar.update(self.task, completed=paid, left=self.left(paid))
 
     def say(self, text: str) -> None:
         """Print a line above the bar: one more is done."""
         self.done += 1
-        self.console.print(f"{text} ({self.done} of {len(self.prices)})", highlight=False, soft_wrap=True)
+        left = "" if self.console.is_terminal else self.left(self.paid())  # the bar tells it
+        self.note(f"{text} ({self.done} of {len(self.prices)}{left and f', {left}'})")
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self.console.print(text, highlight=False, soft_wrap=True)
 
 
 class Judging(Shown):

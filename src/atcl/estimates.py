@@ -29,6 +29,13 @@ def measured(results: Path, device: str) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict) and one.get("environment", {}).get("device") == device]
 
 
+def likely(results: Path) -> str:
+    """Return the GPU that most results of a ledger were made on: a guess, where the one to come is not known."""
+    found = [read_json(path) for path in sorted(results.rglob("result.json"))]
+    names = [str(one.get("environment", {}).get("device", "")) for one in found if isinstance(one, dict)]
+    return statistics.mode([name for name in names if name and " CPU, " not in name] or ["a GPU"])
+
+
 def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]]:
     """Return how long the known parts of a job will take, and the parts of which nothing is known: training, or an attack."""
     wanted = job.what.recipe

@@ -11,6 +11,11 @@ from typing import Any
 
 from atcl.errors import AtclError
 
+
+class Held(AtclError):
+    """Another process is writing to the folder."""
+
+
 _PART = re.compile(r"\..+\.\d+\.part")
 
 
@@ -67,9 +72,21 @@ def sole_writer(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise AtclError(f"another process is writing to {folder}: wait for it, or choose another folder") from None
+                raise Held(f"another process is writing to {folder}: wait for it, or choose another folder") from None
             yield
     except BrokenPipeError:  # of the terminal, not of the folder
         raise
     except OSError as error:
         raise AtclError(f"cannot write to {error.filename or folder}: {error.strerror}; make room or choose another --out") from error
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether some process, of any machine that shares the folder, is writing to it."""
+    try:
+        with open(folder / ".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # there is no such folder yet; who tries to write there is told what is wrong
+    return False

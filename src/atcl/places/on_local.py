@@ -1,0 +1,158 @@
+"""Runs on this machine: one after another, or several in processes of their own."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+import torch
+from rich.console import Console
+
+from atcl.console import Judging, Live, Together
+from atcl.environment import hardware, resolve
+from atcl.errors import AtclError
+from atcl.files import Held
+from atcl.journal import Record
+from atcl.ledger import Job
+from atcl.places.crews import Crew, Terms, spread
+from atcl.places.working import Died, Done, Failed, Outcome, Taken, measured, trained, work
+from atcl.stages import Watcher
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine."""
+
+    @contextmanager
+    def open(self, terms: Terms) -> Iterator[Crew]:
+        """Get hold of the cores, or of the GPU."""
+        target, cores = resolve(terms.device), len(os.sched_getaffinity(0))
+        strong = target.type == "cuda"
+        workers = terms.workers or (1 if strong else cores)
+
+        def fill(jobs: Sequence[Job], console: Console) -> None:
+            if workers == 1 or len(jobs) < 2:
+                with _threads(terms.threads or torch.get_num_threads()):
+                    spread(jobs, OneByOne(console, len(jobs)), Together(console, jobs))
+                return
+            threads = terms.threads or max(1, min(torch.get_num_threads(), cores // workers))
+            with Together(console, jobs) as bar:
+                spread(jobs, SideBySide(workers, threads), bar)
+
+        yield Crew(terms.device, strong, hardware(target)["device"], workers, fill)
+
+
+@dataclass
+class OneByOne:
+    """Runs in this process, each with its own live progress."""
+
+    console: Console
+    number: int
+    room: int = 1
+    begun: int = 0
+    ended: dict[int, Outcome] = field(default_factory=dict)
+
+    def start(self, jobs: Sequence[Job]) -> list[int]:
+        """Carry a job out, there and then."""
+        for job in jobs:
+            self.begun += 1
+            self.console.print(f"{job} ({min(self.begun, self.number)} of {self.number})", highlight=False, soft_wrap=True)
+            self.ended[self.begun] = self._outcome(job)
+        return list(range(self.begun - len(jobs) + 1, self.begun + 1))
+
+    def _outcome(self, job: Job) -> Outcome:
+        began = time.perf_counter()
+        try:
+            with Live(self.console) as live:
+                done = trained(job, live)
+            with Judging(self.console) as judging:
+                measured(job, done, judging)
+        except Held:
+            return Taken()
+        except AtclError as error:
+            return Failed(str(error))
+        return Done(time.perf_counter() - began)
+
+    def wait(self, tasks: Sequence[int], seconds: float) -> None:
+        """Wait for nothing: what was started is done."""
+
+    def outcome(self, task: int) -> Outcome | None:
+        """Return how a job ended."""
+        return self.ended[task]
+
+    def stop(self, tasks: Sequence[int]) -> None:
+        """Stop nothing: what was started is done."""
+
+
+@dataclass
+class SideBySide:
+    """Runs in processes of their own."""
+
+    room: int
+    threads: int
+    said: dict[SpawnProcess, Connection] = field(default_factory=dict)
+
+    def start(self, jobs: Sequence[Job]) -> list[SpawnProcess]:
+        """Start a process for each job."""
+        return [self._started(job) for job in jobs]
+
+    def _started(self, job: Job) -> SpawnProcess:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(job, self.threads, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.said[process] = ours
+        return process
+
+    def wait(self, tasks: Sequence[SpawnProcess], seconds: float) -> None:
+        """Wait until a process ends."""
+        wait([process.sentinel for process in tasks], timeout=seconds)
+
+    def outcome(self, task: SpawnProcess) -> Outcome | None:
+        """Return the last words of a process."""
+        if task.is_alive():
+            return None
+        with self.said.pop(task) as said:
+            try:
+                told: Outcome = said.recv()
+            except EOFError:
+                return Died(f"its process ended with code {task.exitcode}")
+        return told
+
+    def stop(self, tasks: Sequence[SpawnProcess]) -> None:
+        """End the processes, and wait until they hold no folder any more."""
+        for process in tasks:
+            process.terminate()
+        for process in tasks:
+            process.join()
+
+
+class Attached(Watcher):
+    """Lets no process outlive the one that started it: the run would hold its folder."""
+
+    def epoch(self, record: Record) -> None:
+        """End the process where its parent is gone; the checkpoint is written."""
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            raise SystemExit(1)
+
+
+def _work(job: Job, threads: int, tell: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what there is to say
+    tell.send(work(job, threads, Attached()))
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

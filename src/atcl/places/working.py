@@ -1,0 +1,78 @@
+"""What a worker does with a job, in whatever process of whatever machine, and what it says in the end."""
+
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+
+from atcl.errors import AtclError
+from atcl.files import Held
+from atcl.ledger import Job, store
+from atcl.running import train
+from atcl.runs import Run
+from atcl.stages import Watcher
+from atcl.verdicts import Watch
+
+
+@dataclass(frozen=True)
+class Done:
+    """The run is in the ledger."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run cannot be made: trying again would not help."""
+
+    why: str
+    trace: str = ""  # of what is no mistake of the user's
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Another process has the run's folder."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker ended without a word: another can go on."""
+
+    why: str
+
+
+Outcome = Done | Failed | Taken | Died
+
+
+def carry_out(job: Job, watcher: Watcher | None = None) -> None:
+    """Train and measure a run, or go on with one that was stopped, and put it into the ledger."""
+    measured(job, trained(job, watcher))
+
+
+def trained(job: Job, watcher: Watcher | None = None) -> Run:
+    """Return the run of a job, trained to its end."""
+    what = job.what
+    return train(what.recipe, name=what.name, seed=job.seed, out=job.folder, device=job.device, data_dir=job.data_dir, watcher=watcher)
+
+
+def measured(job: Job, done: Run, watch: Watch | None = None) -> None:
+    """Measure a trained run by what its job asks for, and put it into the ledger."""
+    done.evaluate(job.attacks, device=job.device, data_dir=job.data_dir, watch=watch)  # it also looks for signs of false robustness
+    store(done, job.path)
+
+
+def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
+    """Carry a job out in a process of its own; whatever happens is told as data, since an exception may not survive the way back."""
+    torch.set_num_threads(threads)  # numbers on a CPU follow from the seed and from this
+    began = time.perf_counter()
+    try:
+        if job.lacks:  # it may have waited long, and another machine may have made it
+            carry_out(job, watcher)
+    except Held:
+        return Taken()
+    except AtclError as error:
+        return Failed(str(error))
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", traceback.format_exc()[-20_000:])
+    return Done(time.perf_counter() - began)

@@ -1,0 +1,356 @@
+"""Runs of a table on this machine, on Ray, on SLURM: the same numbers everywhere, and a worker that is killed costs time alone."""
+
+import io
+import os
+import re
+import secrets
+import shlex
+import signal
+import stat
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from atcl.cli import main
+from atcl.console import Together
+from atcl.errors import AtclError
+from atcl.files import is_held, read_json, sole_writer, write_json
+from atcl.journal import Record, append, read
+from atcl.ledger import Job
+from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews
+from atcl.places.crews import RETRIES, spread, travelling
+from atcl.places.working import Died, Done, Failed, Outcome, Taken
+from atcl.reproducing import Reproduce, fill, planned
+from atcl.settings import parse
+from tests.test_reproducing import SCHEMA, SMALL, job
+
+TOKEN = secrets.token_hex(32)  # of Ray, which remembers the first that a process shows
+EPOCHS = 40
+LONG = (*SMALL, "--stages.0.epochs", str(EPOCHS))
+OPTIONS: dict[str, Place] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
+NEEDS = {"local": "atcl", "ray": "ray", "slurm": "submitit"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
+    """Two runs, made in this process one after the other."""
+    jobs = {seed: job(tmp_path_factory.mktemp("alone"), seed, LONG) for seed in (1, 2)}
+    for one in jobs.values():
+        carry_out(one)
+    return jobs
+
+
+@contextmanager
+def opened(name: str, tmp_path: Path) -> Iterator[Crew]:
+    pytest.importorskip(NEEDS[name], reason=f"pip install 'atcl[{name}]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)  # else Ray would keep one in the user's home
+        for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):  # set, so that what Ray makes of them is undone
+            patch.setenv(variable, "")
+            patch.delenv(variable)
+        with OPTIONS[name].open(Terms("cpu", workers=2, threads=1, runs=tmp_path / "runs")) as crew:
+            yield crew
+
+
+def holder(folder: Path) -> int | None:
+    """Return the process that writes to a folder."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == str(folder / ".lock"):
+                return int(link.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def struck(one: Job, number: signal.Signals, cut: list[int]) -> None:
+    """Send a signal to the worker of a run once it has trained for some epochs."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if len(read(one.folder / "journal.jsonl")) > 2 and (pid := holder(one.folder)):
+            os.kill(pid, number)
+            cut.append(len(read(one.folder / "journal.jsonl")))
+            return
+        time.sleep(0.01)
+
+
+def told(one: Job) -> tuple[str, dict[str, int], list[Record]]:
+    """Return what must not depend on where a run was made: weights, verdicts, epochs."""
+    result, journal = read_json(one.path), read(one.path.with_name("journal.jsonl"))
+    jsonschema.validate(result, SCHEMA)
+    correct = {name: it["correct"] for name, it in result["metrics"].items()}
+    return result["model"]["sha256"], correct, [{key: value for key, value in record.items() if key != "seconds"} for record in journal]
+
+
+@pytest.mark.parametrize(
+    ("name", "signals"), [("local", [signal.SIGKILL]), ("ray", [signal.SIGKILL]), ("slurm", [signal.SIGKILL, signal.SIGUSR2])]
+)  # submitit takes SIGUSR2 for the end of its time
+def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_process(
+    name: str, signals: list[signal.Signals], alone: dict[int, Job], tmp_path: Path
+) -> None:
+    jobs, cut, said = [job(tmp_path, seed, LONG) for seed in alone], list[int](), io.StringIO()
+    threads = [threading.Thread(target=struck, args=(one, number, cut)) for one, number in zip(jobs, signals, strict=False)]
+    with opened(name, tmp_path) as crew:
+        for thread in threads:
+            thread.start()
+        fill(jobs, Console(file=said, width=400), crew)
+    for thread in threads:
+        thread.join()
+    assert len(cut) == len(signals)
+    assert max(cut) < EPOCHS  # it was in the middle
+    for one in jobs:
+        assert told(one) == told(alone[one.seed])
+        assert read_json(one.path)["environment"]["threads"] == 1
+        assert f"{one}: done after" in said.getvalue()
+    assert said.getvalue().count("it goes on where it was") == 1  # an end of time is no death
+    assert f"(1 of {RETRIES} times)" in said.getvalue()
+
+
+@dataclass
+class Scripted:
+    """Workers that do as they are told: the outcomes of each seed, one after another."""
+
+    script: dict[int, list[Outcome]]
+    room: int = 2
+    started: list[Job] = field(default_factory=list)
+    stopped: list[int] = field(default_factory=list)
+    writes: bool = True
+
+    def start(self, jobs: Sequence[Job]) -> list[int]:
+        self.started += jobs
+        return list(range(len(self.started) - len(jobs), len(self.started)))
+
+    def wait(self, tasks: Sequence[int], seconds: float) -> None:
+        assert len(tasks) <= self.room
+
+    def outcome(self, task: int) -> Outcome | None:
+        one = self.started[task]
+        told = self.script[one.seed].pop(0) if self.script[one.seed] else None
+        if isinstance(told, Done) and self.writes:
+            one.path.parent.mkdir(parents=True)
+            write_json(one.path, {})
+        return told
+
+    def stop(self, tasks: Sequence[int]) -> None:
+        self.stopped += [self.started[task].seed for task in tasks]
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "PAUSE", 0.01)
+    monkeypatch.setattr(crews, "LATE", 0.05)
+
+
+def handed_out(jobs: Sequence[Job], team: Scripted) -> str:
+    said = io.StringIO()
+    spread(jobs, team, Together(Console(file=said, width=400), jobs))
+    return said.getvalue()
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_worker_that_dies_again_and_again_is_given_up_while_the_others_go_on(tmp_path: Path) -> None:
+    team = Scripted({1: [Died("no memory")] * 9, 2: [Died("no memory"), Done(1.0)], 3: [Done(1.0)]})
+    with pytest.raises(AtclError, match=f"^digits/direct-log .*, seed 1: no memory, {RETRIES + 1} times; the same command goes on where it was$"):
+        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], team)
+    assert Counter(one.seed for one in team.started) == {1: RETRIES + 1, 2: 2, 3: 1}
+    assert team.stopped == []
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_an_error_is_not_tried_again_and_ends_the_others_only_where_nothing_was_trained(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, seed) for seed in (1, 2)]
+    team = Scripted({1: [Failed("no such data")], 2: []})
+    with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: no such data$"):
+        handed_out(jobs, team)
+    assert (len(team.started), team.stopped) == (2, [2])
+    jobs[0].folder.mkdir(parents=True)
+    append(jobs[0].folder / "journal.jsonl", {"stage": 0, "epoch": 1})
+    team = Scripted({1: [Failed("the loss is not finite")], 2: [Done(1.0)]}, room=1)
+    with pytest.raises(AtclError, match=r"seed 1: the loss is not finite$"):
+        handed_out(jobs, team)
+    assert ([one.seed for one in team.started], team.stopped) == ([1, 2], [])
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_work_is_ended_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    team = Scripted({1: [], 2: []})
+    monkeypatch.setattr(team, "wait", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        handed_out([job(tmp_path, seed) for seed in (1, 2)], team)
+    assert team.stopped == [1, 2]
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_folder_that_is_not_shared_is_noticed_at_the_first_result(tmp_path: Path) -> None:
+    with pytest.raises(AtclError, match="must lie in folders that all machines share"):
+        handed_out([job(tmp_path, seed) for seed in (1, 2)], Scripted({1: [Done(1.0)], 2: []}, writes=False))
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_run_that_another_machine_is_at_is_waited_for_and_not_made_twice(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, seed) for seed in (1, 2)]
+    team = Scripted({1: [Taken()], 2: [Done(1.0)]}, room=1)
+    held, ended = threading.Event(), threading.Event()
+
+    def other() -> None:  # makes the first run
+        with sole_writer(jobs[0].folder):
+            held.set()
+            ended.wait(30)
+            jobs[0].path.parent.mkdir(parents=True)
+            write_json(jobs[0].path, {})
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait(30)
+    assert is_held(jobs[0].folder)
+    threading.Timer(0.3, ended.set).start()
+    said = handed_out(jobs, team)
+    thread.join()
+    assert not is_held(jobs[0].folder)
+    assert [one.seed for one in team.started] == [1, 2]
+    assert f"{jobs[0]}: another process is at it, and is waited for\n" in said
+    assert f"{jobs[0]}: done by another process (2 of 2)" in said
+
+
+def test_a_job_travels_with_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plain = replace(job(Path()), data_dir=Path("data"))
+    there = travelling(plain, "cuda")
+    assert (there.path, there.folder) == (tmp_path / plain.path, tmp_path / plain.folder)
+    assert (there.data_dir, there.device) == (tmp_path / "data", "cuda")
+    assert travelling(replace(plain, data_dir=None), "cpu").data_dir is None
+    monkeypatch.setenv("ATCL_DATA", "elsewhere")
+    assert travelling(replace(plain, data_dir=None), "cpu").data_dir == tmp_path / "elsewhere"
+
+
+SLURM = {  # as far as submitit asks it: an array whose jobs run at once, in sessions of their own
+    "sbatch": """cp "$1" {0}/script
+if grep -q nowhere "$1"; then echo "sbatch: error: invalid partition specified: nowhere" >&2; exit 1; fi
+for number in 0 1; do
+  SLURM_JOB_ID=7$number SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$number setsid bash "$1" >/dev/null 2>&1 & echo $! > {0}/pid-7_$number
+done
+echo Submitted batch job 7""",
+    "srun": 'while [ "${{1#*python}}" = "$1" ]; do shift; done; exec "$@"',
+    "sacct": "echo 'JobID|State|NodeList'; echo '7_0|RUNNING|one'; echo '7_1|RUNNING|one'",
+    "scancel": 'echo "$1" >> {0}/cancelled; kill -KILL -- -$(cat {0}/pid-$1)',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for a cluster: what it was asked for lies there."""
+    pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, lines in SLURM.items():
+        (folder / name).write_text(f"#!/bin/bash\n{lines.format(folder)}\n")
+        (folder / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(slurm: Path, tmp_path: Path) -> None:
+    endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
+    jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "empty"), endless]
+    with Slurm().open(Terms("cpu", runs=tmp_path / "runs")) as crew, pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*empty") as said:
+        fill(jobs, Console(file=io.StringIO()), crew)
+    assert "\n" not in str(said.value)
+    assert "#SBATCH --array=0-1%2" in (slurm / "script").read_text()
+    assert (slurm / "cancelled").read_text() == "7_1\n"
+    assert not endless.path.exists()
+
+
+def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slurm: Path, tmp_path: Path) -> None:
+    place = Slurm(
+        "nowhere", "mine", "high", "h100", minutes=90, cpus=4, memory=16, setup=("module load cuda",), more=("reservation=ours", "exclusive")
+    )
+    with place.open(Terms(workers=1, runs=tmp_path / "runs")) as crew:
+        assert (crew.device, crew.strong, crew.workers) == ("cuda", True, 1)
+        with pytest.raises(AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
+            fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), crew)
+    assert "\n" not in str(said.value)
+    lines = (slurm / "script").read_text().splitlines()
+    wanted = "partition=nowhere account=mine qos=high constraint=h100 time=90 cpus-per-task=4 mem=16GB gpus-per-node=1 array=0-1%1 reservation=ours"
+    assert {f"#SBATCH --{word}" for word in [*wanted.split(), "exclusive"]} <= set(lines)
+    assert "module load cuda" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "rai"], "unknown place 'rai'; did you mean 'ray'?"),
+        (["--threads", "-1"], "at least one thread"),
+        (["--on", "ray", "--device", "cuda:1"], "a cluster picks the GPU itself"),
+        (
+            ["--on", "ray", "--ray.address", "127.0.0.1:1"],
+            "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused",
+        ),
+        (["--on", "slurm", "--device", "cuda:1", "--slurm.executor", "local"], "a cluster picks the GPU itself"),
+        (["--on", "slurm"], "no srun"),
+        (["--on", "slurm", "--slurm.executor", "condor"], "unknown executor 'condor'"),
+        (["--on", "slurm", "--slurm.minutes", "0"], "at least one minute"),
+        (["--on", "slurm", "--slurm.partitoin", "gpu"], "--slurm.partitoin"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_queued(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["reproduce", "table1", *words]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "module"), [(name, module) for name, module in NEEDS.items() if name != "local"])
+def test_a_missing_extra_is_named_with_its_command(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["reproduce", "digits", "--on", name]) == 1
+    assert capsys.readouterr().err.endswith(f"pip install 'atcl[{name}]'\n")
+
+
+def test_commands_of_the_page_are_understood() -> None:
+    page = (Path(__file__).parents[1] / "docs/clusters.md").read_text()
+    commands = re.findall(r"^atcl reproduce (.*?)(?:  +#.*)?$", page, re.M)
+    options = [shlex.split(option) for option in re.findall(r"`(--slurm\..*?)`", page)]
+    assert len(commands) > 3
+    assert {option[0].removeprefix("--slurm.") for option in options} == {one.name for one in fields(Slurm)}
+    for words in [*(shlex.split(command) for command in commands), *(["table1", *option] for option in options if len(option) > 1)]:
+        assert not parse(Reproduce, words, "atcl reproduce", return_unknown_args=True)[1], words
+
+
+def test_every_place_is_tried_here() -> None:
+    assert PLACES.keys() == OPTIONS.keys() == NEEDS.keys()
+
+
+def test_a_plan_reckons_with_the_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'")
+    words = ["reproduce", "table1", "--datasets", "digits", "--dry-run", "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main([*words, "--on", "slurm", "--slurm.executor", "local", "--device", "cpu", "--workers", "3"]) == 0
+    assert "30 runs, 3 at a time" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    done = job(tmp_path)
+    carry_out(done)
+    result = read_json(done.path)
+    result["training_seconds"] = 60.0
+    result["metrics"] = {name: {**one, "seconds": 20.0} for name, one in result["metrics"].items() if name != "worst"}
+    write_json(done.path, result)
+    jobs = [job(tmp_path, seed) for seed in range(2, 6)]  # of two minutes each
+    lasting = {workers: planned(jobs, tmp_path / "results", result["environment"]["device"], workers)[-1].split()[-1] for workers in (1, 2, 4, 9)}
+    assert lasting == {1: "8:00", 2: "4:00", 4: "2:00", 9: "2:00"}
