@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -23,7 +23,7 @@ from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
-from atcl.settings import overridden
+from atcl.settings import options, overridden
 from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
@@ -225,7 +225,7 @@ class Show:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         wanted = _wanted(self.recipe, overrides, "show", self.own)
-        print("\n".join(_lines(wanted)))
+        print("\n".join(options(wanted)))
         for number, stage in enumerate(wanted.stages, 1):
             console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)
             console.print(schedule_table(stage))
@@ -269,13 +269,3 @@ def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
         images = done.result["held"]["robust"]["images"]
         console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)
         console.print(held_table(done.result["held"]))
-
-
-def _lines(value: Any, name: str = "") -> list[str]:
-    """Return settings as the options that would give them, each group under the name of its kind."""
-    if is_dataclass(value):
-        kind = [f"# {name}: {type(value).__name__}"] if name else []
-        return kind + [line for part in fields(value) for line in _lines(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
-    if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [line for number, part in enumerate(value) for line in _lines(part, f"{name}.{number}")]
-    return [f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"]
