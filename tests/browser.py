@@ -35,7 +35,9 @@ class Browser:
         # the protocol lives on descriptors 3 and 4, which the shell puts there
         script = f'exec "$@" 3<&{theirs} 4>&{ours}'
         command = ["bash", "-c", script, "bash", path, *QUIET, f"--user-data-dir={self.profile.name}", "about:blank"]
-        self.process = subprocess.Popen(command, pass_fds=(theirs, ours), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, pass_fds=(theirs, ours), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         os.close(theirs)
         os.close(ours)
         self.buffer, self.number = b"", 0

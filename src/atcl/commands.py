@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from atcl import boards
 from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
 from atcl.errors import AtclError, pick
 from atcl.exporting import EXPORTS, export
@@ -18,6 +19,7 @@ from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.listing import LISTED
 from atcl.lookback import Observe
+from atcl.page.command import Report, after_training
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
@@ -64,6 +66,10 @@ class Train:
     """what to look at while training, names from `atcl list observations`; it changes nothing, and is kept in analysis.jsonl"""
     observe_every: int | None = None
     """epochs between two looks; by default so many that training takes 5% longer at most"""
+    tensorboard: bool = False
+    """log the same numbers for TensorBoard, in the folder of the run; it takes pip install 'atcl[tensorboard]'"""
+    report: bool = True
+    """end with report.html in the folder of the run; --no-report leaves it out"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
@@ -78,12 +84,19 @@ class Train:
         seeds = self.seeds or (self.seed,)
         parent = Path("runs", *folder_of(name, wanted)) if self.out is None else self.out
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
+        if self.tensorboard:
+            boards.check()
         for seed, out in zip(seeds, outs, strict=True):
             console.print(f"{name}, seed {seed}, to {out}", highlight=False)
-        for done in _train(
-            console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe, self.observe_every
-        ):
+        trained = _train(
+            console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe,
+            self.observe_every, self.tensorboard,
+        )  # fmt: skip
+        for done in trained:
             _tell(console, done, REPORTED)
+        if self.report:
+            after_training(console, trained, parent, self.device, self.data_dir)
+        for done in trained:
             console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
 
     def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
@@ -231,11 +244,11 @@ class Show:
             console.print(schedule_table(stage))
 
 
-Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure | Report
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
-    "observe": Observe, "figure": Figure,
+    "observe": Observe, "figure": Figure, "report": Report,
 }  # fmt: skip
 
 TAKES_OVERRIDES = (Train, Show)
@@ -249,13 +262,18 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 def _train(
     console: Console, wanted: Recipe, name: str, seeds: Sequence[int], outs: Sequence[Path], device: str, data_dir: Path | None,
     problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
+    tensorboard: bool = False,
 ) -> list[Run]:  # fmt: skip
     with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
         lives = [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
-        return train_together(
-            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=lives, engine=engine,
+        logged = [boards.Logged(live) for live in lives] if tensorboard else []
+        trained = train_together(
+            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or lives, engine=engine,
             deterministic=deterministic, observe=observe, every=every,
         )  # fmt: skip
+        for log, run in zip(logged, trained, strict=False):
+            log.close(run)
+        return trained
 
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:

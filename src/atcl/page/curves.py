@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from atcl.figures.records import Points, mean_of
-from atcl.figures.style import Style
 from atcl.observing import TEST_IMAGES
 from atcl.page.gathering import Group
 
@@ -23,7 +22,7 @@ class Panel:
     unit: str = ""
     scale: float = 1.0
     log: bool = False
-    always: bool = True  # False: left out where it never changes
+    distinct: int = 1  # it is left out where no line has so many different values
 
 
 PANELS = (
@@ -32,16 +31,16 @@ PANELS = (
     Panel("held_accuracy_natural", "Estimated accuracy", "from held-out complementary labels, without truth", "%", 100),
     Panel("held_robust", "Estimated robust accuracy", "right and withstanding PGD20, from held-out labels, without truth", "%", 100),
     Panel("held_scel_attacked", "Held-out loss under attack", "surrogate complementary loss"),
-    Panel("epsilon", "Attack radius ε", "of the attack that trains"),
-    Panel("steps", "Attack steps", "of the attack that trains", always=False),
-    Panel("gamma", "Weight γ", "of “any class but this one”; the rest goes to the pseudo-label"),
+    Panel("epsilon", "Attack radius epsilon", "of the attack that trains"),
+    Panel("steps", "Attack steps", "of the attack that trains", distinct=3),
+    Panel("gamma", "Weight gamma", "of any class but this one; the rest goes to the pseudo-label"),
     Panel("pseudo_label_accuracy", "Right pseudo-labels", "of the training images; known to onlookers alone", "%", 100),
     Panel("agreement", "Agreement", "attacked training images predicted as their pseudo-label", "%", 100),
     Panel("inside", "Inside the candidates", "attacked training images whose prediction is not ruled out", "%", 100),
     Panel("loss", "Training loss", "mean over the epoch"),
-    Panel("lr", "Learning rate", "by epoch", always=False),
-    Panel("gradient.first_norm", "Gradient, first layer", "L2 norm, mean over the epoch’s steps", log=True),
-    Panel("gradient.last_norm", "Gradient, last layer", "L2 norm, mean over the epoch’s steps", log=True),
+    Panel("lr", "Learning rate", "by epoch", distinct=2),
+    Panel("gradient.first_norm", "Gradient, first layer", "L2 norm, mean over the steps of the epoch", log=True),
+    Panel("gradient.last_norm", "Gradient, last layer", "L2 norm, mean over the steps of the epoch", log=True),
     Panel("gradient.variance", "Gradient directions", "variance over images, from 0 (all agree) to 1"),
 )
 
@@ -67,7 +66,7 @@ def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
         singles = [points for one in group.members if (points := one.recorded.points(panel.key))]
         if singles:
             lines.append({"group": number, **_line(singles, panel.scale)})
-    if not lines or not (panel.always or any(len(set(line["y"])) > 1 for line in lines)):
+    if not any(len(set(line["y"])) >= panel.distinct for line in lines):
         return None
     notes = [panel.about, *_notes(panel, groups)]
     return {"id": panel.key, "title": panel.title, "about": "; ".join(notes), "unit": panel.unit, "log": _log(panel, lines), "lines": lines}
@@ -134,8 +133,3 @@ def _luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def dash_of(style: Style) -> str:
-    """Return how SVG names a style's dash."""
-    return DASHES[style.dash]

@@ -178,7 +178,7 @@ def rerun(told: Told) -> str:
     again = str(run.folder.with_name(f"{run.folder.name}-again"))
     words = overrides(run)
     if words is None:
-        return f'import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}, out={again!r})'
+        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}, out={again!r})"
     own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
     on_cpu = "CPU" in str(place.get("device", ""))
     device = ["--device", "cpu" if on_cpu else "cuda"] if place else []

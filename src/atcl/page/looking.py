@@ -1,4 +1,4 @@
-"""Looking at a run's chosen model: what it says of test images before and after PGD20. It sees the truth of the test set, so training may not import it."""
+"""Looking at a run's chosen model: what it says of test images before and after PGD20. It sees their truth; training may not import it."""
 
 import base64
 import io
@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor
 from torch.nn import Module
-from torch.utils.flop_counter import FlopCounterMode
 
 from atcl.attacks import Threat, device_of, evaluating
 from atcl.batches import as_float
@@ -57,7 +56,7 @@ class Bin:
     accuracy: float  # the share of them that is right
 
 
-def test_set(run: Run, data_dir: Path | None = None) -> Split:
+def its_test_set(run: Run, data_dir: Path | None = None) -> Split:
     """Return the test set that a run was made with, or say why there is none to look at."""
     if run.recipe.dataset == OWN:
         raise AtclError("this run learnt from data of your own, and no pictures with true classes are kept with it")
@@ -67,10 +66,12 @@ def test_set(run: Run, data_dir: Path | None = None) -> Split:
     return test
 
 
-def look(run: Run, *, data_dir: Path | None = None, device: str = "auto", images: int = 12, build: Build | None = None, test: Split | None = None) -> Seen:
+def look(
+    run: Run, *, data_dir: Path | None = None, device: str = "auto", images: int = 12, build: Build | None = None, test: Split | None = None
+) -> Seen:
     """Return what a run's chosen model says of a sample of its test set, as many images as take some seconds."""
     model = run.model(device, build)
-    return see(model, test or test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
+    return see(model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
 
 
 def see(model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0) -> Seen:
@@ -107,10 +108,23 @@ def _probabilities(model: Module, x: Tensor) -> Tensor:
 
 
 def cost(model: Module, test: Split) -> int:
-    """Return the floating-point operations of one image's way through a model: the same on every machine, unlike a time."""
-    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(as_float(test.x[:1].to(device_of(model, test.x.device))))
-    return max(1, counter.get_total_flops())
+    """Return the operations of one image's way through a model's layers of weights: the same on every machine, unlike a time."""
+    total = 0
+
+    def count(module: Module, inputs: object, output: object) -> None:
+        nonlocal total
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(output, Tensor):
+            total += 2 * weight.numel() * (output.numel() // len(weight))  # each weight serves every place of its output
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(as_float(test.x[:1].to(device_of(model, test.x.device))))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(1, total)
 
 
 def calibration(probabilities: Tensor, true: Tensor, bins: int = BINS) -> list[Bin]:
@@ -165,8 +179,9 @@ def magnification(seen: Seen, places: Sequence[int]) -> float:
 
 def picture(image: Tensor, side: int) -> str:
     """Return an image (C, H, W) in [0, 1] as a PNG data URI, no larger than `side` each way."""
-    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-    shown = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels[..., :3])
+    visible = image if len(image) == 3 else image.mean(0, keepdim=True)  # other than grey and colour have no look of their own
+    pixels = (visible.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    shown = Image.fromarray(pixels[..., 0] if len(visible) == 1 else pixels)
     if max(shown.size) > side:
         shown.thumbnail((side, side), Image.Resampling.BOX)
     buffer = io.BytesIO()

@@ -37,7 +37,9 @@ def text(child: "Child | Iterable[Child]") -> Markup:
 
 def embedded(data: Any) -> Markup:
     """Return data as JSON that can stand inside a script element: no `<` in it could end that element."""
-    return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+    return Markup(
+        json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    )
 
 
 def _attribute(key: str, value: str | int | float | bool | None) -> str:

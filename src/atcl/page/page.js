@@ -27,10 +27,10 @@
     return unit ? `${text} ${unit}` : text;
   };
 
-  // Ticks at 1, 2 or 5 times a power of ten.
-  const ticks = (low, high, wanted) => {
+  // Ticks at round steps: these numbers times a power of ten.
+  const ticks = (low, high, wanted, round = [1, 2, 2.5, 5, 10]) => {
     const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+    const step = round.map((each) => each * power).find((each) => each >= rough);
     const found = [];
     for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
     return found;
@@ -109,7 +109,7 @@
       this.bounds = bounds(this.panel);
       const svg = draw("svg", { viewBox: `0 0 ${this.width} ${HEIGHT}`, height: HEIGHT, "aria-hidden": "true" });
       const [low, high] = this.bounds;
-      const marks = this.panel.log ? powers(low, high) : ticks(low, high, 4);
+      const marks = this.panel.log ? powers(low, high) : ticks(low, high, 4.5);
       for (const value of marks) {
         const y = this.y(value);
         svg.append(draw("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y }));
@@ -117,12 +117,15 @@
         text.textContent = said(value, "").replace("e+", "e");
         svg.append(text);
       }
-      const epochs = last - first < 2 ? [...new Set([first, last])] : ticks(first, last, Math.max(2, Math.min(6, (last - first), this.width / 70))).filter((one) => Number.isInteger(one));
+      const epochs = last - first < 2 ? [...new Set([first, last])] : ticks(first, last, Math.max(2, Math.min(6, last - first, this.width / 70)), [1, 2, 5, 10]).filter((one) => Number.isInteger(one));
       for (const at of epochs) {
         const text = draw("text", { class: "tick", x: this.x(at), y: HEIGHT - 6, "text-anchor": "middle" });
         text.textContent = at;
         svg.append(text);
       }
+      const axis = draw("text", { class: "tick", x: LEFT - 7, y: HEIGHT - 6, "text-anchor": "end" });
+      axis.textContent = "epoch";
+      svg.append(axis);
       svg.append(draw("line", { class: "base", x1: LEFT, x2: this.width - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }));
       for (const end of data.stages) svg.append(draw("line", { class: "stage", x1: this.x(end + 0.5), x2: this.x(end + 0.5), y1: TOP, y2: HEIGHT - BOTTOM }));
       const shown = this.panel.lines.filter((line) => !hidden.has(line.group));
@@ -134,7 +137,7 @@
           svg.append(inHue("path", group, "band", { d: `${this.path(line.x, up)}${this.path([...line.x].reverse(), down.reverse()).replace("M", "L")}Z` }));
         }
         svg.append(inHue("path", group, "line", { d: this.path(line.x, line.y), "stroke-width": group.width + 0.5, "stroke-dasharray": group.dash || "none" }));
-        if (line.x.length === 1) svg.append(inHue("circle", group, "dot", { cx: this.x(line.x[0]), cy: this.y(line.y[0]), r: 4 }));
+        if (line.x.length <= 12) line.x.forEach((x, i) => svg.append(inHue("circle", group, "dot", { cx: this.x(x), cy: this.y(line.y[i]), r: 3.4 })));
       }
       for (const line of shown) {
         const group = data.groups[line.group];

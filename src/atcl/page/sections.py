@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from atcl.attacks import Threat
 from atcl.evaluation import ATTACKS
 from atcl.experiments import HEADINGS
 from atcl.masking import CHECKS
-from atcl.page.curves import dash_of, on_dark
-from atcl.page.gathering import Group, Told, chosen_by, rerun, spread
+from atcl.page.gathering import Group, Told, chosen_by, spread
 from atcl.page.markup import Child, Markup, el
+from atcl.page.parts import bar, prose, scrolled, section, swatch, table
 from atcl.recipes import OWN
 from atcl.reports import EMPTY
-from atcl.settings import options
 from atcl.verdicts import WORST
 
 ORDER = (*ATTACKS, WORST)
@@ -36,18 +36,22 @@ def headline(groups: Sequence[Group]) -> Markup:
     datasets = list(dict.fromkeys(one.run.recipe.dataset for one in runs))
     where = " and ".join("own pictures" if name == OWN else name for name in datasets)
     if len(groups) > 1:
-        return el("div", el("h1", f"{len(groups)} methods on {where}"), el("p", f"{len(runs)} runs; mean ± standard deviation over seeds", class_="sub"))
+        return el(
+            "div", el("h1", f"{len(groups)} methods on {where}"), el("p", f"{len(runs)} runs; mean ± standard deviation over seeds", class_="sub")
+        )
     (group,) = groups
     first = group.members[0]
     told = f"{first.run.name}, {group.seeds}; {chosen_by(first)}" if len(runs) == 1 else f"{first.run.name}, {group.seeds}"
     tiles = [_tile(HEADINGS[name], group, name) for name in measured(groups) if name != WORST or len(measured(groups)) > 3]
-    tiles = tiles or [_held_tile(title, first, score) for title, score in (("right", "accuracy_natural"), ("robust", "robust")) if _held(first, score)]
+    tiles = tiles or [
+        _held_tile(title, first, score) for title, score in (("right", "accuracy_natural"), ("robust", "robust")) if _held(first, score)
+    ]
     return el("div", el("h1", f"{group.label} on {where}"), el("p", told, class_="sub"), el("div", tiles, class_="tiles") if tiles else None)
 
 
 def _tile(title: str, group: Group, attack: str) -> Markup:
     cell = group.cell(attack)
-    theirs = f"published {cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else None
+    theirs = f"paper {cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else None
     deviation = f" ± {cell.deviation:.1f}" if cell.deviation is not None and len(cell.values) > 1 else ""
     number = el("div", f"{cell.mean:.1f}", el("small", f"{deviation} %"), class_="number")
     return el("div", el("div", title, class_="name"), number, el("div", theirs, class_="note") if theirs else None, class_="tile")
@@ -64,7 +68,8 @@ def _held_tile(title: str, told: Told, score: str) -> Markup:
 
 
 def _held(told: Told, score: str) -> dict[str, Any] | None:
-    return (told.result or {}).get("held", {}).get(score)
+    found: dict[str, Any] | None = (told.result or {}).get("held", {}).get(score)
+    return found
 
 
 def remarks(groups: Sequence[Group]) -> list[Markup]:
@@ -80,44 +85,44 @@ def remarks(groups: Sequence[Group]) -> list[Markup]:
                 )
             elif not one.metrics:
                 told.append(
-                    f"{group.label}, seed {one.run.seed}: there is no test set with true classes. Accuracy, calibration, confusion and images under attack "
-                    "cannot be known and are left out; what held-out complementary labels tell stands in their place."
+                    f"{group.label}, seed {one.run.seed}: there is no test set with true classes. Accuracy, calibration, confusion and "
+                    "images under attack cannot be known and are left out; what held-out complementary labels tell stands in their place."
                 )
-    return [el("p", line, class_="remark") for line in told]
+    return [el("p", prose(line), class_="remark") for line in told]
 
 
 def results(groups: Sequence[Group]) -> Markup:
-    """Return the table of results, with what is published beside it, and the signs of false robustness below it."""
+    """Return the table of results, with what is published beside it, and the signs of false robustness."""
     attacks = measured(groups)
-    parts: list[Child] = []
-    if attacks:
-        parts.append(_scroll(_one(groups[0], attacks) if len(groups) == 1 else _many(groups, attacks), "Table of results"))
-        parts.append(el("p", _threat(groups), class_="fine"))
-    parts += [_scroll(_held_table(group), "Held-out estimates") for group in groups if any(_held(one, "robust") for one in group.finished)]
-    if attacks:
-        parts += [el("h3", "Signs of false robustness"), *_flags(groups)]
-    if not parts:
-        parts.append(el("p", "There is no result yet.", class_="fine"))
-    return section("results", "Results", *parts)
+    held = [scrolled(_held_table(group), "Held-out estimates") for group in groups if any(_held(one, "robust") for one in group.finished)]
+    if not attacks:
+        return section("results", "Results", held or el("p", "There is no result yet.", class_="fine"))
+    alone = len(groups) == 1
+    shown = scrolled(_one(groups[0], attacks) if alone else _many(groups, attacks), "Table of results")
+    notes = el("div", el("p", _threat(groups), class_="fine"), el("h3", "Signs of false robustness"), _flags(groups), class_="notes")
+    return section("results", "Results", el("div", el("div", shown, held), notes, class_="beside" if alone else None))
 
 
 def _one(group: Group, attacks: Sequence[str]) -> Markup:
     """Return a row for each attack."""
     theirs = any(group.cell(name).published for name in attacks)
     last = group.rule != "last"
-    heads = ["attack", f"accuracy % ({group.rule})", *(["published %", "difference"] if theirs else []), *(["last epoch %"] if last else []), "images", "flags"]
-    rows = []
+    more = [*(["published %", "difference"] if theirs else []), *(["last epoch %"] if last else [])]
+    rows: list[tuple[Child, list[Child]]] = []
     for name in attacks:
         cell = group.cell(name)
         images = {one.metrics[name]["images"] for one in group.finished if name in one.metrics}
-        cells = [_bar(spread(cell.values), cell.mean or 0.0, group)]
+        cells: list[Child] = [bar(spread(cell.values), cell.mean or 0.0, group)]
         if theirs:
             cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
         if last:
             cells.append(spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
         cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, name)]
         rows.append((HEADINGS[name], cells))
-    return table(f"{group.label}, {group.seeds}: accuracy on the test set", heads, rows)
+    caption = f"{group.label}, {group.seeds}: accuracy on the test set, " + (
+        "last epoch" if group.rule == "last" else f"epoch chosen by {group.rule}"
+    )
+    return table(caption, ["attack", "accuracy %", *more, "images", "flags"], rows)
 
 
 def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
@@ -128,10 +133,10 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
         cells: list[Child] = []
         for name in attacks:
             cell = group.cell(name)
-            cells.append(_bar(spread(cell.values), cell.mean or 0.0, group) if cell.values else EMPTY)
+            cells.append(bar(spread(cell.values), cell.mean or 0.0, group) if cell.values else EMPTY)
         flags = sorted({word for name in attacks for word in group.cell(name).flags})
         looked = any(one.result and one.result["flags"] is not None for one in group.finished)
-        words = ", ".join(flags) if flags else "none" if looked else "not looked for"
+        words = ", ".join(flags) or ("none" if looked else "not looked for" if group.finished else "no result yet")
         rows.append((el("span", swatch(group), group.label), [*cells, len(group.members), group.rule, words]))
         told = [group.cell(name) for name in attacks]
         if any(cell.published for cell in told):
@@ -144,7 +149,7 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
 def _difference(cell: Any) -> Child:
     if cell.difference is None:
         return EMPTY
-    return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None, title=None)
+    return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None)
 
 
 def _flag_words(group: Group, name: str) -> str:
@@ -155,24 +160,29 @@ def _flag_words(group: Group, name: str) -> str:
 
 
 def _flags(groups: Sequence[Group]) -> list[Markup]:
-    """Return each flag with its sentence and what its check looks for."""
+    """Return each flag with its sentence and what its check looks for, or that none was found, or that nobody looked."""
     items, unlooked = [], []
     for group in groups:
         for one in group.finished:
-            who = f"{group.label}, seed {one.run.seed}" if len(groups) > 1 or len(group.members) > 1 else ""
-            if one.result and one.result["flags"] is None:
+            found = (one.result or {}).get("flags")
+            if found is None:
                 unlooked.append(str(one.run.folder))
-            for flag in (one.result or {}).get("flags") or []:
-                doc = str(CHECKS[flag["name"]].__doc__).strip() if flag["name"] in CHECKS else ""
-                items.append(el("li", el("strong", flag["name"]), f" {who and f'({who}) '}— {flag['says']}.", el("br"), el("span", doc, class_="fine")))
-    found = [el("ul", items, class_="flags")] if items else []
+            who = f" ({group.label}, seed {one.run.seed})" if len(groups) > 1 or len(group.members) > 1 else ""
+            items += [_flag(flag, who) for flag in found or []]
+    told = [el("ul", items, class_="flags")] if items else []
     if unlooked:
-        found.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {unlooked[0]}"), " does", f" (and {len(unlooked) - 1} more)." if len(unlooked) > 1 else ".", class_="fine"))
-    if not items and not unlooked:
-        found.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
-    elif items:
-        found.append(el("p", "A flagged accuracy may be higher than the true one. docs/masking.md says what to do about each flag.", class_="fine"))
-    return found
+        more = f" (and {len(unlooked) - 1} more)" if len(unlooked) > 1 else ""
+        told.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {unlooked[0]}"), f" does{more}.", class_="fine"))
+    elif not items:
+        told.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
+    if items:
+        told.append(el("p", "A flagged accuracy may be higher than the true one. docs/masking.md says what to do about each flag.", class_="fine"))
+    return told
+
+
+def _flag(flag: dict[str, Any], who: str) -> Markup:
+    about = str(CHECKS[flag["name"]].__doc__).strip() if flag["name"] in CHECKS else ""
+    return el("li", el("strong", flag["name"]), f"{who}: {flag['says']}.", el("br"), el("span", about, class_="fine"))
 
 
 def _held_table(group: Group) -> Markup:
@@ -180,36 +190,48 @@ def _held_table(group: Group) -> Markup:
     for title, score in HELD:
         found = [one for told in group.finished if (one := _held(told, score))]
         if found:
-            words = f"{100 * found[0]['mean']:.1f} ± {100 * (found[0]['error'] or 0):.1f}" if len(found) == 1 else spread([100 * one["mean"] for one in found], 1)
+            words = (
+                f"{100 * found[0]['mean']:.1f} ± {100 * (found[0]['error'] or 0):.1f}"
+                if len(found) == 1
+                else spread([100 * one["mean"] for one in found], 1)
+            )
             rows.append((title, [words, f"{found[0]['images']:,}"]))
     return table(f"{group.label}: estimated from held-out complementary labels, without truth", ["", "%", "images"], rows)
 
 
-def _threat(groups: Sequence[Group]) -> str:
-    """Return what was attacked and how, in words."""
-    told = []
+def _threat(groups: Sequence[Group]) -> Markup:
+    """Return what was attacked and how, and which rule chose the epochs, in words."""
+    balls: dict[str, list[str]] = {}
     for group in groups:
         threat = group.recipe.threat
-        said = f"{NORMS.get(threat.norm, threat.norm)} ball of radius ε = {threat.epsilon:.4g}, steps of {threat.step_size:.4g}"
-        abouts = [f"{HEADINGS[name]}: {ATTACKS[name].about}" for name in measured([group]) if name in ATTACKS and name != "natural"]
-        told.append(f"{said}, pixels in 0 to 1. {'; '.join(abouts)}.")
-    different = list(dict.fromkeys(told))
-    lead = "Attacks on the test set lie in an " if len(different) == 1 else ""
-    words = lead + " ".join(different if len(different) == 1 else [f"{group.label}: {line}" for group, line in zip(groups, told, strict=True)])
-    if any(WORST in one.metrics for group in groups for one in group.finished):
-        words += " Worst case: an image counts only if it withstands all of them."
-    rules = " ".join(dict.fromkeys(_rule_words(one) for group in groups for one in group.finished))
+        ball = f"{ball_of(threat)}, in steps of {threat.step_size:.4g} (pixels lie in 0 to 1)"
+        balls.setdefault(ball, []).append(group.label)
+    where = "; ".join(f"{ball}{f' for {chr(44).join(labels)}' if len(balls) > 1 else ''}" for ball, labels in balls.items())
+    abouts = [f"{HEADINGS[name]}: {ATTACKS[name].about}." for name in measured(groups) if name in ATTACKS and name != "natural"]
+    told = [f"Attacks stay in the {where}.", *abouts]
+    if WORST in measured(groups):
+        told.append("Worst case: an image counts only if it withstands all of them.")
+    told += dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)
     if any(group.cell(name).published for group in groups for name in measured([group])):
-        rules += " Published: mean ± standard deviation over three seeds; “outside” marks a difference that seeds alone would not explain."
-    return f"{words} {rules}".strip()
+        told.append("Published: mean ± standard deviation over three seeds; “outside” marks a difference that seeds alone would not explain.")
+    return prose(" ".join(told))
+
+
+def ball_of(threat: Threat) -> str:
+    """Return the ball that an attack stays in, in words."""
+    return f"{NORMS.get(threat.norm, threat.norm)} ball of radius ε = {threat.epsilon:.4g}"
 
 
 def _rule_words(told: Told) -> str:
     crafted = told.crafted - {"fp32"}
     if told.rule == "last":
         return "The last epoch is reported."
-    how = f" PGD20 after each epoch, which chose it, was crafted in {' and '.join(sorted(crafted))}; the numbers above were measured anew." if crafted else ""
-    return f"The rule {told.rule} chose the reported epoch.{how}"
+    how = (
+        f" PGD20 after each epoch, which chose it, was crafted in {' and '.join(sorted(crafted))}; the numbers above were measured anew."
+        if crafted
+        else ""
+    )
+    return f"The rule `{told.rule}` chose the reported epoch.{how}"
 
 
 def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
@@ -217,10 +239,21 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
     if not panels:
         return section("curves", "Curves", el("p", "The journal holds no epoch yet.", class_="fine"))
     items = [
-        el("button", swatch(group), el("span", group.label), el("small", group.seeds), type="button", class_="key", aria_pressed="true", data_group=number)
+        el(
+            "button",
+            swatch(group),
+            el("span", group.label),
+            el("small", group.seeds),
+            type="button",
+            class_="key",
+            aria_pressed="true",
+            data_group=number,
+        )
         for number, group in enumerate(groups)
     ]
     note = "Point at a curve, or reach it with Tab and move with the arrow keys, Home and End. "
+    if any(len(group.finished) == len(group.members) == 1 for group in groups):
+        note += "A ring marks the reported epoch. "
     if any(len(group.members) > 1 for group in groups):
         note += "Lines are means over seeds with a band of one standard error; thin lines are single seeds. "
     if not accuracies:
@@ -228,60 +261,4 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
     keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
     live = el("p", "", id="told", class_="unseen", aria_live="polite")
     missing = el("noscript", el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"))
-    return section("curves", "Curves", el("p", note.strip(), class_="fine"), keys, missing, el("div", class_="panels", id="panels"), live)
-
-
-def making(told: Told) -> Markup:
-    """Return how a run was made: the command, the recipe, the machine."""
-    result = told.result or {}
-    place = result.get("environment", {})
-    facts = {
-        "run": str(told.run.folder), "seed": told.run.seed, "reported": chosen_by(told),
-        "per epoch": f"PGD20 on the test set, crafted in {' and '.join(sorted(told.crafted))}" if told.crafted else None,
-        "training": f"{result['training_seconds']:,.0f} s" if "training_seconds" in result else None,
-        "engine": ", ".join(f"{key} {value}" for key, value in result.get("engine", {}).items() if value not in (None, False)) or None,
-        **{key: _plain(value) for key, value in place.items()},
-        "data": " ".join(str(value) for value in result.get("data", {}).values() if value) or None,
-        "model": f"{result['model']['bytes']:,} bytes, sha256 {result['model']['sha256'][:16]}…" if "model" in result else None,
-    }  # fmt: skip
-    rows: list[tuple[Child, list[Child]]] = [(key, [str(value)]) for key, value in facts.items() if value is not None]
-    command = el("div", el("pre", el("code", rerun(told)), tabindex=0, aria_label="Command to rerun"), el("button", "Copy", type="button", class_="copy"), class_="command")
-    recipe = el("details", el("summary", "Recipe, setting by setting"), el("pre", el("code", "\n".join(options(told.run.recipe))), tabindex=0, aria_label="Recipe"))
-    return el("div", el("h3", "Run it again"), command, el("h3", "Environment"), _scroll(table(None, [], rows, class_="facts"), "Environment"), el("h3", "Recipe"), recipe)
-
-
-def _plain(value: Any) -> str:
-    return ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
-
-
-def section(name: str, heading: str, *children: "Child | Sequence[Child]") -> Markup:
-    """Return a part of the page that the links at its top lead to."""
-    return el("section", el("h2", heading, id=f"{name}-heading"), *children, id=name, aria_labelledby=f"{name}-heading")
-
-
-def table(caption: str | None, heads: Sequence[Child], rows: Sequence[tuple[Child, Sequence[Child]]], class_: str = "") -> Markup:
-    """Return a table whose first column names its rows."""
-    top = el("thead", el("tr", [el("th", one, scope="col") for one in heads])) if heads else None
-    body = [el("tr", el("th", name, scope="row"), [el("td", cell) for cell in cells]) for name, cells in rows]
-    return el("table", el("caption", caption) if caption else None, top, el("tbody", body), class_=class_ or None)
-
-
-def swatch(group: Group) -> Markup:
-    """Return a short piece of a group's line."""
-    line = el("line", x1=1, y1=5, x2=23, y2=5, stroke_width=3, stroke_dasharray=dash_of(group.style) or None)
-    return el("svg", line, class_="swatch hue", viewBox="0 0 24 10", width=24, height=10, aria_hidden="true", style=hue(group))
-
-
-def hue(group: Group) -> str:
-    """Return a group's colours in both schemes as style."""
-    return f"--light:{group.style.colour};--dark:{on_dark(group.style.colour)}"
-
-
-def _bar(words: str, value: float, group: Group) -> Markup:
-    """Return a number over a bar of its length."""
-    return el("span", el("span", words), el("i", style=f"{hue(group)};--share:{min(100.0, max(0.0, value)):.1f}%", class_="hue"), class_="barred")
-
-
-def _scroll(inside: Markup, label: str) -> Markup:
-    """Return something wide in a box of its own, which the keyboard can scroll."""
-    return el("div", inside, class_="scroll", tabindex=0, role="region", aria_label=label)
+    return section("curves", "Curves", el("p", prose(note.strip()), class_="fine"), keys, missing, el("div", class_="panels", id="panels"), live)

@@ -13,9 +13,11 @@ from atcl.files import write_whole
 from atcl.page.curves import drawn
 from atcl.page.gathering import Group, Told, grouped
 from atcl.page.looking import look
+from atcl.page.making import making
 from atcl.page.markup import Markup, el, embedded
+from atcl.page.parts import section
 from atcl.page.scenes import scenes
-from atcl.page.sections import curves, headline, making, remarks, results, section
+from atcl.page.sections import curves, headline, remarks, results
 from atcl.runs import Build, Run, open_run
 from atcl.truth import Split
 
@@ -37,8 +39,8 @@ class Shown:
 
 
 def report(
-    runs: "Run | Path | str | Sequence[Run | Path | str]", path: Path | str | None = None, *, images: int = IMAGES, gallery: bool = True, device: str = "auto",
-    data_dir: Path | None = None, build: Build | None = None, test: Split | None = None, say: Say = lambda text: None,
+    runs: "Run | Path | str | Sequence[Run | Path | str]", path: Path | str | None = None, *, images: int = IMAGES, gallery: bool = True,
+    device: str = "auto", data_dir: Path | None = None, build: Build | None = None, test: Split | None = None, say: Say = lambda text: None,
 ) -> Path:  # fmt: skip
     """Write one self-contained HTML page on runs, finished or not, and return where it lies: by default `report.html` in the folder of a single run.
 
@@ -93,12 +95,30 @@ def page(runs: Sequence[Run], looks: "dict[Path, Shown]") -> str:
     choice = [el("option", _name(group, one), value=number) for number, (group, one) in enumerate(members)]
     pick = el("p", el("label", "Run ", for_="which"), el("select", choice, id="which"), class_="which") if several else None
     detail = [
-        el("div", el("h3", _name(group, one), class_="whose") if several else None, _shown(looks[one.run.folder]), making(one), class_="one", data_run=number)
+        el(
+            "div",
+            el("h3", _name(group, one), class_="whose") if several else None,
+            _shown(looks[one.run.folder]),
+            making(one),
+            class_="one",
+            data_run=number,
+        )
         for number, (group, one) in enumerate(members)
     ]
     body = [
-        el("header", el("div", el("p", f"atcl {__version__} · report", class_="eyebrow"), _theme(), class_="top"), headline(groups), _links(several), *remarks(groups)),
-        el("main", results(groups), curves(groups, len(lines["panels"]), accuracies), section("detail", "One run in detail" if several else "In detail", pick, detail)),
+        el(
+            "header",
+            el("div", el("p", f"atcl {__version__} · report", class_="eyebrow"), _theme(), class_="top"),
+            headline(groups),
+            _links(several),
+            *remarks(groups),
+        ),
+        el(
+            "main",
+            results(groups),
+            curves(groups, len(lines["panels"]), accuracies),
+            section("detail", "One run in detail" if several else "In detail", pick, detail),
+        ),
         el("footer", el("p", "Accuracies are percentages of the test set. Spreads are standard deviations over seeds with ddof = 0.")),
     ]
     style, script = (files("atcl.page").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -139,7 +159,9 @@ def _name(group: Group, one: Told) -> str:
 
 
 def _theme() -> Markup:
-    return el("button", el("span", "Theme: "), el("span", "system", id="scheme"), type="button", id="theme", title="Light, dark, or as the system has it")
+    return el(
+        "button", el("span", "Theme: "), el("span", "system", id="scheme"), type="button", id="theme", title="Light, dark, or as the system has it"
+    )
 
 
 def _links(several: bool) -> Markup:
