@@ -33,7 +33,7 @@ PANELS = (
     Panel("held_scel_attacked", "Held-out loss under attack", "surrogate complementary loss"),
     Panel("epsilon", "Attack radius epsilon", "of the attack that trains"),
     Panel("steps", "Attack steps", "of the attack that trains", distinct=3),
-    Panel("gamma", "Weight gamma", "of any class but this one; the rest goes to the pseudo-label"),
+    Panel("gamma", "Weight gamma", "of all candidates in the loss; the rest goes to the pseudo-label"),
     Panel("pseudo_label_accuracy", "Right pseudo-labels", "of the training images; known to onlookers alone", "%", 100),
     Panel("agreement", "Agreement", "attacked training images predicted as their pseudo-label", "%", 100),
     Panel("inside", "Inside the candidates", "attacked training images whose prediction is not ruled out", "%", 100),

@@ -21,11 +21,12 @@
   const hue = (group) => `--light:${group.light};--dark:${group.dark}`;
   const inHue = (name, group, kind, attributes) => draw(name, { class: `${kind} hue`, style: hue(group), ...attributes });
 
-  const said = (value, unit) => {
+  const bare = (value, unit) => {
     const size = Math.abs(value);
-    const text = unit === "%" ? value.toFixed(1) : size !== 0 && (size < 0.001 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-    return unit ? `${text} ${unit}` : text;
+    if (unit === "%") return value.toFixed(1);
+    return size !== 0 && (size < 0.001 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
   };
+  const said = (value, unit, error = null) => `${bare(value, unit)}${error === null ? "" : ` ± ${bare(error, unit)}`}${unit ? ` ${unit}` : ""}`;
 
   // Ticks at round steps: these numbers times a power of ten.
   const ticks = (low, high, wanted, round = [1, 2, 2.5, 5, 10]) => {
@@ -86,15 +87,18 @@
     }
     tell(at) {
       move(at, this);
-      const parts = this.values(at).map((one) => (several ? `${one.group.label} ` : "") + said(one.y, this.panel.unit));
+      const parts = this.values(at).map((one) => (several ? `${one.group.label} ` : "") + said(one.y, this.panel.unit, one.e));
       document.getElementById("told").textContent = `Epoch ${at}, ${this.panel.title}: ${parts.join("; ")}`;
     }
-    // The values of the groups that are shown, at an epoch or at the recorded one nearest to it.
-    values(at) {
-      return this.panel.lines.filter((line) => !hidden.has(line.group) && at >= line.x[0] && at <= line.x.at(-1)).map((line) => {
+    // The values of the groups that are shown, at an epoch or recorded close to it: what was not measured is not told.
+    values(at, close = Math.max(2, 0.02 * (last - first))) {
+      const found = [];
+      for (const line of this.panel.lines) {
         const i = near(line.x, at);
-        return { group: data.groups[line.group], x: line.x[i], y: line.y[i], e: line.e ? line.e[i] : null };
-      });
+        if (hidden.has(line.group) || Math.abs(line.x[i] - at) > close) continue;
+        found.push({ group: data.groups[line.group], x: line.x[i], y: line.y[i], e: line.e ? line.e[i] : null });
+      }
+      return found;
     }
     epochAt(pixel) { return first + (pixel - LEFT) / Math.max(1, this.width - LEFT - RIGHT) * (last - first); }
     x(at) { return last === first ? LEFT + (this.width - LEFT - RIGHT) / 2 : LEFT + (at - first) / (last - first) * (this.width - LEFT - RIGHT); }
@@ -158,21 +162,21 @@
       const at = epoch ?? this.xs.at(-1);
       const values = this.values(at);
       if (!several) {
-        const one = values[0];
+        const [one] = this.values(at, Infinity);
         this.output.replaceChildren(...(one ? [make("small", {}, epoch === null ? "last" : `epoch ${one.x}`), said(one.y, this.panel.unit)] : []));
       }
       this.box.setAttribute("aria-valuenow", this.xs[near(this.xs, at)]);
       this.box.setAttribute("aria-valuetext", `epoch ${this.xs[near(this.xs, at)]}`);
-      if (epoch === null || !values.length) return;
+      if (epoch === null) return;
       const x = this.x(epoch);
       this.over.append(draw("line", { class: "hair", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
       for (const one of values) this.over.append(inHue("circle", one.group, "dot", { cx: this.x(one.x), cy: this.y(one.y), r: 4.2 }));
       if (active !== this) return;
       const rows = [...values].sort((a, b) => b.y - a.y).map((one) => {
-        const spread = one.e === null ? "" : ` ± ${said(one.e, "")}`;
         const swatch = draw("svg", { class: "swatch hue", style: hue(one.group), viewBox: "0 0 24 10", width: 18, height: 8 });
         swatch.append(draw("line", { x1: 1, y1: 5, x2: 23, y2: 5, "stroke-width": 3, "stroke-dasharray": one.group.dash || "none" }));
-        return make("div", {}, [swatch, ...(several ? [make("span", {}, one.group.label)] : []), make("b", {}, said(one.y, "") === "" ? "" : spread ? `${said(one.y, "")}${spread}${this.panel.unit ? ` ${this.panel.unit}` : ""}` : said(one.y, this.panel.unit))]);
+        const named = several || one.x !== epoch ? [make("span", {}, `${several ? one.group.label : ""}${one.x === epoch ? "" : ` (epoch ${one.x})`}`)] : [];
+        return make("div", {}, [swatch, ...named, make("b", {}, said(one.y, this.panel.unit, one.e))]);
       });
       this.tip.replaceChildren(make("b", {}, `epoch ${epoch}`), ...rows);
       this.tip.hidden = false;

@@ -57,7 +57,7 @@ def _card(seen: Seen, place: int, kind: str, names: Sequence[str], zoom: float, 
 
 
 def _view(source: str, alt: str, caption: str) -> Markup:
-    return el("figure", el("img", src=source, alt=alt, loading="lazy", decoding="async"), el("figcaption", caption))
+    return el("figure", el("img", src=source, alt=alt), el("figcaption", caption))
 
 
 def _says(when: str, probabilities: Tensor, true: int, names: Sequence[str]) -> Markup:
