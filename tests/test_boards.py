@@ -23,9 +23,9 @@ def go(folder: Path, name: str = "digits/warmup-pla", watcher: Watcher | None = 
 
 
 def logged(run: Run) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run.folder / boards.FOLDER))  # type: ignore[no-untyped-call]
-    events.Reload()  # type: ignore[no-untyped-call]
-    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}  # type: ignore[no-untyped-call]
+    events = EventAccumulator(str(run.folder / boards.FOLDER))
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
@@ -39,7 +39,9 @@ def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def close_to(wanted: dict[str, list[tuple[int, float]]]) -> dict[str, object]:
-    return {name: [(step, pytest.approx(value, rel=1e-6)) for step, value in points] for name, points in wanted.items()}  # events hold single precision
+    return {
+        name: [(step, pytest.approx(value, rel=1e-6)) for step, value in points] for name, points in wanted.items()
+    }  # events hold single precision
 
 
 class Stop(boards.Logged):

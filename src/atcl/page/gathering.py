@@ -11,6 +11,7 @@ from atcl import journal, observing
 from atcl.errors import AtclError
 from atcl.figures.records import Recorded
 from atcl.figures.style import SERIES, STYLES, Style
+from atcl.models import MODELS
 from atcl.paper import RULE, published
 from atcl.recipes import OWN, RECIPES, Recipe, recipe
 from atcl.reports import Cell
@@ -177,8 +178,9 @@ def rerun(told: Told) -> str:
     run, place = told.run, (told.result or {}).get("environment", {})
     again = str(run.folder.with_name(f"{run.folder.name}-again"))
     words = overrides(run)
-    if words is None:
-        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}, out={again!r})"
+    if words is None or run.recipe.model not in MODELS:
+        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={run.recipe.model}" * (run.recipe.model not in MODELS)
+        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}{yours}, out={again!r})"
     own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
     on_cpu = "CPU" in str(place.get("device", ""))
     device = ["--device", "cpu" if on_cpu else "cuda"] if place else []

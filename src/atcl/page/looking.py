@@ -57,9 +57,7 @@ class Bin:
 
 
 def its_test_set(run: Run, data_dir: Path | None = None) -> Split:
-    """Return the test set that a run was made with, or say why there is none to look at."""
-    if run.recipe.dataset == OWN:
-        raise AtclError("this run learnt from data of your own, and no pictures with true classes are kept with it")
+    """Return the test set that a run was made with."""
     test = pick(DATASETS, run.recipe.dataset, "dataset")(data_dir).test
     if fingerprint_of(test) != read_json(run.folder / "recipe.json").get("test"):
         raise AtclError("the test set that was found is not the one that the run was made with: give its folder with --data-dir")
@@ -70,6 +68,8 @@ def look(
     run: Run, *, data_dir: Path | None = None, device: str = "auto", images: int = 12, build: Build | None = None, test: Split | None = None
 ) -> Seen:
     """Return what a run's chosen model says of a sample of its test set, as many images as take some seconds."""
+    if test is None and run.recipe.dataset == OWN:
+        raise AtclError("this run learnt from data of your own, and no pictures with true classes are kept with it")
     model = run.model(device, build)
     return see(model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
 
