@@ -157,13 +157,16 @@ def outcomes(seen: Seen) -> list[str]:
 
 
 def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int]:
-    """Return places of images for a gallery: those that stay right and those that are turned by turns, each from the class shown least so far."""
+    """Return places of images for a gallery: those that stay right and those that are turned by turns, each from the class shown least so far.
+
+    Where either is missing, one that was wrong before the attack takes its place.
+    """
     left = {kind: [place for place, one in enumerate(outcome) if one == kind] for kind in ("stays", "turned", "wrong")}
     shown: dict[int, int] = {}
     found: list[int] = []
     while len(found) < number and any(left.values()):
         wanted = "stays" if len(found) % 2 == 0 else "turned"
-        kind = next(one for one in (wanted, "turned", "stays", "wrong") if left[one])
+        kind = next(one for one in (wanted, "wrong", "turned", "stays") if left[one])
         place = min(left[kind], key=lambda at: (shown.get(true[at], 0), at))
         left[kind].remove(place)
         shown[true[place]] = shown.get(true[place], 0) + 1

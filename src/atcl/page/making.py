@@ -16,7 +16,7 @@ def making(told: Told) -> Markup:
         "run": str(told.run.folder), "seed": told.run.seed, "reported": chosen_by(told),
         "per epoch": f"PGD20 on the test set, crafted in {' and '.join(sorted(told.crafted))}" if told.crafted else None,
         "training": f"{result['training_seconds']:,.0f} s" if "training_seconds" in result else None,
-        "engine": ", ".join(f"{key} {value}" for key, value in result.get("engine", {}).items() if value not in (None, False)) or None,
+        "engine": _engine(result["engine"]) if "engine" in result else None,
         **{key: _plain(value) for key, value in place.items()},
         "data": " ".join(str(value) for value in result.get("data", {}).values() if value) or None,
         "model": f"{result['model']['bytes']:,} bytes, sha256 {result['model']['sha256'][:16]}…" if "model" in result else None,
@@ -42,6 +42,12 @@ def making(told: Told) -> Markup:
         el("h3", "Recipe"),
         recipe,
     )
+
+
+def _engine(told: dict[str, Any]) -> str:
+    peak = f"{told['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory" if told.get("peak_gpu_bytes") else ""
+    together = f"{told['together']} runs at once" if told.get("together", 1) > 1 else ""
+    return ", ".join(part for part in (str(told.get("name")), "compiled" if told.get("compiled") else "", together, peak) if part)
 
 
 def _plain(value: Any) -> str:

@@ -99,7 +99,7 @@ def results(groups: Sequence[Group]) -> Markup:
         return section("results", "Results", held or el("p", "There is no result yet.", class_="fine"))
     alone = len(groups) == 1
     shown = scrolled(_one(groups[0], attacks) if alone else _many(groups, attacks), "Table of results")
-    notes = el("div", el("p", _threat(groups), class_="fine"), el("h3", "Signs of false robustness"), _flags(groups), class_="notes")
+    notes = el("div", _terms(groups), el("h3", "Signs of false robustness"), _flags(groups), class_="notes")
     return section("results", "Results", el("div", el("div", shown, held), notes, class_="beside" if alone else None))
 
 
@@ -117,7 +117,7 @@ def _one(group: Group, attacks: Sequence[str]) -> Markup:
             cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
         if last:
             cells.append(spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
-        cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, name)]
+        cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, [name])]
         rows.append((HEADINGS[name], cells))
     caption = f"{group.label}, {group.seeds}: accuracy on the test set, " + (
         "last epoch" if group.rule == "last" else f"epoch chosen by {group.rule}"
@@ -134,10 +134,7 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
         for name in attacks:
             cell = group.cell(name)
             cells.append(bar(spread(cell.values), cell.mean or 0.0, group) if cell.values else EMPTY)
-        flags = sorted({word for name in attacks for word in group.cell(name).flags})
-        looked = any(one.result and one.result["flags"] is not None for one in group.finished)
-        words = ", ".join(flags) or ("none" if looked else "not looked for" if group.finished else "no result yet")
-        rows.append((el("span", swatch(group), group.label), [*cells, len(group.members), group.rule, words]))
+        rows.append((el("span", swatch(group), group.label), [*cells, len(group.members), group.rule, _flag_words(group, attacks)]))
         told = [group.cell(name) for name in attacks]
         if any(cell.published for cell in told):
             theirs = [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY for cell in told]
@@ -152,11 +149,15 @@ def _difference(cell: Any) -> Child:
     return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None)
 
 
-def _flag_words(group: Group, name: str) -> str:
-    found = [one.metrics[name]["flags"] for one in group.finished if name in one.metrics]
-    if name == "natural":
-        return ""
-    return ", ".join(group.cell(name).flags) or ("none" if any(one is not None for one in found) else "not looked for")
+def _flag_words(group: Group, names: Sequence[str]) -> str:
+    """Return the flags of a group's numbers under these attacks; where nobody looked, or not at all of its runs, that."""
+    found = [one.metrics[name]["flags"] for name in names if name != "natural" for one in group.finished if name in one.metrics]
+    flags = sorted({flag for one in found for flag in one or ()})
+    if not found:
+        return "" if group.finished else "no result yet"
+    if all(one is None for one in found):
+        return "not looked for"
+    return (", ".join(flags) or "none") + (" (not all looked at)" if None in found else "")
 
 
 def _flags(groups: Sequence[Group]) -> list[Markup]:
@@ -199,22 +200,21 @@ def _held_table(group: Group) -> Markup:
     return table(f"{group.label}: estimated from held-out complementary labels, without truth", ["", "%", "images"], rows)
 
 
-def _threat(groups: Sequence[Group]) -> Markup:
-    """Return what was attacked and how, and which rule chose the epochs, in words."""
+def _terms(groups: Sequence[Group]) -> Markup:
+    """Return what was attacked and how, and which rule chose the epochs, word by word."""
     balls: dict[str, list[str]] = {}
     for group in groups:
-        threat = group.recipe.threat
-        ball = f"{ball_of(threat)}, in steps of {threat.step_size:.4g} (pixels lie in 0 to 1)"
+        ball = f"{ball_of(group.recipe.threat)}, in steps of {group.recipe.threat.step_size:.4g}; pixels lie in 0 to 1"
         balls.setdefault(ball, []).append(group.label)
-    where = "; ".join(f"{ball}{f' for {chr(44).join(labels)}' if len(balls) > 1 else ''}" for ball, labels in balls.items())
-    abouts = [f"{HEADINGS[name]}: {ATTACKS[name].about}." for name in measured(groups) if name in ATTACKS and name != "natural"]
-    told = [f"Attacks stay in the {where}.", *abouts]
+    terms = [("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}") for ball, labels in balls.items()]
+    terms += [(HEADINGS[name], ATTACKS[name].about) for name in measured(groups) if name in ATTACKS and name != "natural"]
     if WORST in measured(groups):
-        told.append("Worst case: an image counts only if it withstands all of them.")
-    told += dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)
+        terms.append((HEADINGS[WORST], "an image counts only if it withstands all of them"))
+    terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
     if any(group.cell(name).published for group in groups for name in measured([group])):
-        told.append("Published: mean ± standard deviation over three seeds; “outside” marks a difference that seeds alone would not explain.")
-    return prose(" ".join(told))
+        terms.append(("published", "mean ± standard deviation over three seeds"))
+        terms.append(("outside", "a difference that seeds alone would not explain"))
+    return el("dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms")
 
 
 def ball_of(threat: Threat) -> str:
@@ -225,13 +225,9 @@ def ball_of(threat: Threat) -> str:
 def _rule_words(told: Told) -> str:
     crafted = told.crafted - {"fp32"}
     if told.rule == "last":
-        return "The last epoch is reported."
-    how = (
-        f" PGD20 after each epoch, which chose it, was crafted in {' and '.join(sorted(crafted))}; the numbers above were measured anew."
-        if crafted
-        else ""
-    )
-    return f"The rule `{told.rule}` chose the reported epoch.{how}"
+        return "the last is reported"
+    how = f"; PGD20 after each epoch was crafted in {' and '.join(sorted(crafted))}, the numbers here were measured anew" if crafted else ""
+    return f"chosen by `{told.rule}`{how}"
 
 
 def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
