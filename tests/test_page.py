@@ -361,6 +361,26 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, capsys: pytest.
         report([])
 
 
+def test_a_result_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run")
+    told = run.result
+    del told["last_epoch"]
+    write_json(run.folder / "result.json", told)
+    with pytest.raises(AtclError, match=r"result\.json lacks last_epoch"):
+        report(run, gallery=False)
+
+
+def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr("atcl.page.writing.look", full)
+    said: list[str] = []
+    _, words = read(report(finished(tmp_path / "run"), say=said.append))
+    assert said == [f"{tmp_path / 'run'}: no images on the page: CUDA out of memory"]
+    assert "No images, calibration and confusion: CUDA out of memory." in words
+
+
 def test_a_page_that_would_be_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atcl.page.writing.LIMIT", 1000)
     with pytest.raises(AtclError, match="name fewer runs"):

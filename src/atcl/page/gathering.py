@@ -52,6 +52,10 @@ class Told:
         """Read the files of a run."""
         records, observed = (tuple(journal.read(run.folder / name)) for name in ("journal.jsonl", observing.FILE))
         result = run.result if (run.folder / "result.json").exists() else None
+        if result is not None and (lacking := [key for key in ("selection", "last_epoch", "flags") if key not in result]):
+            raise AtclError(
+                f"{run.folder / 'result.json'} lacks {', '.join(lacking)}: it is not of this version; leave the run out, or train it again"
+            )
         return Told(run, Recorded(run.recipe, run.seed, run.folder, records, observed), result)
 
     @property
@@ -119,7 +123,7 @@ class Group:
     def cell(self, attack: str, *, last: bool = False) -> Cell:
         """Return what was measured by an attack over the seeds, beside what is published for this recipe where the paper chose alike."""
         found = [metrics[attack] for one in self.finished if attack in (metrics := one.last if last else one.metrics)]
-        flags = tuple(sorted({flag for one in found for flag in one["flags"] or ()}))
+        flags = tuple(sorted({flag for one in found for flag in one.get("flags") or ()}))
         theirs = (published(self.recipe) or {}).get(attack) if self.rule == RULE and not last else None
         return Cell(tuple(one["accuracy"] for one in found), flags, theirs)
 

@@ -16,7 +16,7 @@ def table(caption: str | None, heads: Sequence[Child], rows: Sequence[tuple[Chil
     """Return a table whose first column names its rows."""
     top = el("thead", el("tr", [el("th", one, scope="col") for one in heads])) if heads else None
     body = [el("tr", el("th", name, scope="row"), [el("td", cell) for cell in cells]) for name, cells in rows]
-    return el("table", el("caption", caption) if caption else None, top, el("tbody", body), class_=class_ or None)
+    return el("table", el("caption", el("span", caption)) if caption else None, top, el("tbody", body), class_=class_ or None)
 
 
 def swatch(group: Group) -> Markup:

@@ -27,7 +27,7 @@ def _gallery(seen: Seen, names: Sequence[str], images: int, room: int) -> Markup
     said = (
         f"{len(told):,} of {seen.whole:,} test images were attacked for this page by PGD20 in the {ball_of(seen.threat)}, 20 steps of "
         f"{seen.threat.step_size:.4g} from a random start: {counts['stays']} stay right, {counts['turned']} are turned, {counts['wrong']} were "
-        f"wrong before. Differences are magnified {zoom:.3g} times around grey."
+        f"wrong before." + (f" Differences are magnified {zoom:.3g} times around grey." if places else "")
     )
     cards = [_card(seen, place, told[place], names, zoom, side) for place in places]
     kinds = [kind for kind in WORDS if any(told[place] == kind for place in places)]

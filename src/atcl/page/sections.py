@@ -151,7 +151,7 @@ def _difference(cell: Any) -> Child:
 
 def _flag_words(group: Group, names: Sequence[str]) -> str:
     """Return the flags of a group's numbers under these attacks; where nobody looked, or not at all of its runs, that."""
-    found = [one.metrics[name]["flags"] for name in names if name != "natural" for one in group.finished if name in one.metrics]
+    found = [one.metrics[name].get("flags") for name in names if name != "natural" for one in group.finished if name in one.metrics]
     flags = sorted({flag for one in found for flag in one or ()})
     if not found:
         return "" if group.finished else "no result yet"
@@ -211,8 +211,10 @@ def _terms(groups: Sequence[Group]) -> Markup:
     if WORST in measured(groups):
         terms.append((HEADINGS[WORST], "an image counts only if it withstands all of them"))
     terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
-    if any(group.cell(name).published for group in groups for name in measured([group])):
-        terms.append(("published", "mean ± standard deviation over three seeds"))
+    cells = [group.cell(name) for group in groups for name in measured([group])]
+    if any(cell.published for cell in cells):
+        terms.append(("published", "by the paper: mean ± standard deviation over three seeds"))
+    if any(cell.outside for cell in cells):
         terms.append(("outside", "a difference that seeds alone would not explain"))
     return el("dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms")
 

@@ -76,12 +76,13 @@ def seen(run: Run, among: int, images: int, device: str, data_dir: Path | None, 
     """Return a look at a run's model for a page on so many runs; what the user could mend is told instead."""
     if among > RUNS:
         return Shown(None, f"A page on more than {RUNS} runs has no images.")
-    number = min(images, max(3, 4 * IMAGES // among)) if images else 0
+    number = min(images, max(4, 4 * IMAGES // among // 4 * 4))
     try:
         found = look(run, data_dir=data_dir, device=device, images=number, build=build, test=test)
-    except AtclError as error:
-        say(f"{run.folder}: no images on the page: {error}")
-        return Shown(None, f"No images, calibration and confusion: {error}.")
+    except (AtclError, RuntimeError, OSError) as error:  # a GPU without room for a look has still a page to show
+        why = str(error).partition("\n")[0].rstrip(".")
+        say(f"{run.folder}: no images on the page: {why}")
+        return Shown(None, f"No images, calibration and confusion: {why}.")
     return Shown(scenes(found, run.class_names, number, ROOM // among))
 
 
