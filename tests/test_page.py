@@ -200,6 +200,7 @@ def test_own_data_without_truth_leave_out_what_cannot_be_known(tmp_path: Path) -
     assert "learnt from data of your own" in words
     assert "problem=PROBLEM, build=TinyNet" in words  # no command could bring them
     assert "Signs of false robustness" not in words
+    assert "--observe test" not in words  # there is no test set to observe
 
 
 def test_a_missing_dataset_costs_the_gallery_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +239,7 @@ def test_published_numbers_flags_rule_and_precision_are_told(tmp_path: Path) -> 
     flags = [{"name": "noise", "value": 3.0, "says": "9 draws of noise break 12 of 200 right images"}]
     _, words = read(report(finished(tmp_path / "run", flags), gallery=False))
     for said in (
-        *("91.60 ± 0.49", "+0.10", "-15.88", "outside", "epoch 72, chosen by the best PGD20 on the test set", "crafted in bf16", "test_pgd20"),
+        *("91.60 ± 0.49", "+0.10", "-15.88", "outside", "epoch 72, chosen for the best PGD20 on the test set", "crafted in bf16", "test_pgd20"),
         *("radius ε = 0.3", "20 ascents of cross-entropy", "9 draws of noise break", str(CHECKS["noise"].__doc__), "--device cuda"),
     ):
         assert said in words

@@ -205,7 +205,7 @@ def chosen_by(told: Told) -> str:
         return f"will report {'the last epoch' if rule is None else f'the epoch with {rule.about}'}"
     where = f" of stage {told.result['selection']['stage'] + 1}" if len(stages) > 1 else ""
     number = told.result["selection"]["epoch"]
-    return f"epoch {number}{where}, " + ("the last" if rule is None else f"chosen by {rule.about}")
+    return f"epoch {number}{where}, " + ("the last" if rule is None else f"chosen for {rule.about}")
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -197,7 +197,8 @@ def _held_table(group: Group) -> Markup:
                 else spread([100 * one["mean"] for one in found], 1)
             )
             rows.append((title, [words, f"{found[0]['images']:,}"]))
-    return table(f"{group.label}: estimated from held-out complementary labels, without truth", ["", "%", "images"], rows)
+    error = "standard error" if len(group.finished) == 1 else "standard deviation over seeds"
+    return table(f"{group.label}: estimated from held-out complementary labels, without truth (± {error})", ["", "%", "images"], rows)
 
 
 def _terms(groups: Sequence[Group]) -> Markup:
@@ -254,7 +255,7 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
         note += "A ring marks the reported epoch. "
     if any(len(group.members) > 1 for group in groups):
         note += "Lines are means over seeds with a band of one standard error; thin lines are single seeds. "
-    if not accuracies:
+    if not accuracies and any(group.recipe.dataset != OWN for group in groups):
         note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; `atcl train … --observe test` records it."
     keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
     live = el("p", "", id="told", class_="unseen", aria_live="polite")
