@@ -15,7 +15,7 @@ BLIND = (
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "stages", "running", "predicting",
     "paper", "experiments", "ledger", "estimates", "reports", "headline", "places", "reproducing", "listing", "console", "commands", "cli",
-    "analysis", "observing", "lookback", "figures",
+    "analysis", "observing", "lookback", "figures", "page", "boards",
 }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_default_folder_keeps_variants_apart(tmp_path: Path, monkeypatch: pytest
 def test_several_seeds_each_in_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--out", str(tmp_path), "--seeds", "3", "5", *SMALL]) == 0
     printed = capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-3", "seed-5"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "seed-3", "seed-5"]
     assert "seed 3: engine eager on cpu" in printed
     assert "seed 5: epoch   2/2" in printed
     assert [json.loads((tmp_path / f"seed-{seed}/result.json").read_text())["seed"] for seed in (3, 5)] == [3, 5]

@@ -19,6 +19,7 @@ from atcl.losses import LOSSES, Loss, Targets
 from atcl.masking import suspicions
 from atcl.models import MODELS
 from atcl.objectives import MinMax, Trades
+from atcl.page import report
 from atcl.precisions import Precision
 from atcl.predicting import predict
 from atcl.recipes import RECIPES, Recipe, on_own_data, recipe
@@ -37,5 +38,5 @@ __all__ = [
     "CosineRise", "FromFile", "Learner", "LinearFall", "Loss", "MinMax", "Ordinary", "Precision", "Problem", "PseudoLabels", "RandomSets",
     "Recipe", "Run", "Sgd", "Split", "Stage", "StepDecay", "Targets", "Threat", "Trades", "Truth", "Watcher", "WeakData", "__version__",
     "estimated_transition", "evaluate", "export", "fit", "from_torch_dataset", "load", "on_own_data", "open_run", "pgd", "predict",
-    "read_folder", "read_truth", "recipe", "replace", "rule_out", "suspicions", "train", "train_together", "weaken",
+    "read_folder", "read_truth", "recipe", "replace", "report", "rule_out", "suspicions", "train", "train_together", "weaken",
 ]  # fmt: skip

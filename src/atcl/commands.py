@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
+from atcl import boards
 from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
 from atcl.errors import AtclError, pick
 from atcl.exporting import EXPORTS, export
@@ -18,12 +19,13 @@ from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.listing import LISTED
 from atcl.lookback import Observe
+from atcl.page.command import Report, after_training
 from atcl.predicting import as_csv, as_json, predict
 from atcl.recipes import OWN, Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
-from atcl.settings import overridden
+from atcl.settings import options, overridden
 from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
@@ -64,6 +66,10 @@ class Train:
     """what to look at while training, names from `atcl list observations`; it changes nothing, and is kept in analysis.jsonl"""
     observe_every: int | None = None
     """epochs between two looks; by default so many that training takes 5% longer at most"""
+    tensorboard: bool = False
+    """log the same numbers for TensorBoard, in the folder of the run; it takes pip install 'atcl[tensorboard]'"""
+    report: bool = True
+    """end with report.html in the folder of the run; --no-report leaves it out"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
@@ -78,12 +84,19 @@ class Train:
         seeds = self.seeds or (self.seed,)
         parent = Path("runs", *folder_of(name, wanted)) if self.out is None else self.out
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
+        if self.tensorboard:
+            boards.check()
         for seed, out in zip(seeds, outs, strict=True):
             console.print(f"{name}, seed {seed}, to {out}", highlight=False)
-        for done in _train(
-            console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe, self.observe_every
-        ):
+        trained = _train(
+            console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe,
+            self.observe_every, self.tensorboard,
+        )  # fmt: skip
+        for done in trained:
             _tell(console, done, REPORTED)
+        if self.report:
+            after_training(console, trained, parent, self.device, self.data_dir)
+        for done in trained:
             console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
 
     def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
@@ -225,17 +238,17 @@ class Show:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         wanted = _wanted(self.recipe, overrides, "show", self.own)
-        print("\n".join(_lines(wanted)))
+        print("\n".join(options(wanted)))
         for number, stage in enumerate(wanted.stages, 1):
             console.print(f"\nstage {number} of {len(wanted.stages)}", highlight=False)
             console.print(schedule_table(stage))
 
 
-Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure
+Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure | Report
 
 COMMANDS: dict[str, type[Command]] = {
     "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
-    "observe": Observe, "figure": Figure,
+    "observe": Observe, "figure": Figure, "report": Report,
 }  # fmt: skip
 
 TAKES_OVERRIDES = (Train, Show)
@@ -249,13 +262,18 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 def _train(
     console: Console, wanted: Recipe, name: str, seeds: Sequence[int], outs: Sequence[Path], device: str, data_dir: Path | None,
     problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
+    tensorboard: bool = False,
 ) -> list[Run]:  # fmt: skip
     with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
         lives = [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
-        return train_together(
-            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=lives, engine=engine,
+        logged = [boards.Logged(live) for live in lives] if tensorboard else []
+        trained = train_together(
+            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or lives, engine=engine,
             deterministic=deterministic, observe=observe, every=every,
         )  # fmt: skip
+        for log, run in zip(logged, trained, strict=False):
+            log.close(run)
+        return trained
 
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
@@ -269,13 +287,3 @@ def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
         images = done.result["held"]["robust"]["images"]
         console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)
         console.print(held_table(done.result["held"]))
-
-
-def _lines(value: Any, name: str = "") -> list[str]:
-    """Return settings as the options that would give them, each group under the name of its kind."""
-    if is_dataclass(value):
-        kind = [f"# {name}: {type(value).__name__}"] if name else []
-        return kind + [line for part in fields(value) for line in _lines(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
-    if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [line for number, part in enumerate(value) for line in _lines(part, f"{name}.{number}")]
-    return [f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"]

@@ -1,0 +1,58 @@
+"""`atcl report`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from atcl.page.writing import FILE, IMAGES, page, report, seen, write
+from atcl.runs import Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write one HTML page that shows runs: results, curves, images under attack; it works offline. Runs of one recipe become a mean over seeds"""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """folders of runs, finished or not"""
+    out: Path | None = None
+    """the file; by default report.html, in the folder of the run where there is one, else here"""
+    images: int = IMAGES
+    """of the gallery, at most; several runs share the page"""
+    gallery: bool = True
+    """look at the test set: images with their twins, calibration, confusion; --no-gallery is faster"""
+    device: str = "auto"
+    """auto, cpu or cuda"""
+    data_dir: Path | None = None
+    """where the dataset's files lie; not needed for digits"""
+
+    def run(self, console: Console, overrides: Sequence[str]) -> None:
+        tell = Teller(console)
+        path = report(self.runs, self.out, images=self.images, gallery=self.gallery, device=self.device, data_dir=self.data_dir, say=tell)
+        tell(f"the page lies in {path}")
+
+
+@dataclass(frozen=True)
+class Teller:
+    """A line on the terminal."""
+
+    console: Console
+
+    def __call__(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def after_training(console: Console, runs: Sequence[Run], parent: Path, device: str, data_dir: Path | None) -> None:
+    """Write the page of each run that was trained, and of several one for all; whatever goes wrong is told in a line, for the runs are done."""
+    tell = Teller(console)
+    try:
+        looks = {run.folder: seen(run, len(runs), IMAGES, device, data_dir, None, None, tell) for run in runs}
+        pages = {run.folder / FILE: [run] for run in runs} | ({parent / FILE: list(runs)} if len(runs) > 1 else {})
+        for path, shown in pages.items():
+            write(page(shown, looks), path)
+        tell(f"the page lies in {list(pages)[-1]}")
+    except Exception as error:  # a finished training never fails for want of a page
+        tell(f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `atcl report {runs[0].folder}` tries again")

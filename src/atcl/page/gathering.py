@@ -1,0 +1,214 @@
+"""What is known of runs from their folders alone: results, epochs, settings, and the command that makes each again."""
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from atcl import journal, observing
+from atcl.errors import AtclError
+from atcl.figures.records import Recorded
+from atcl.figures.style import SERIES, STYLES, Style
+from atcl.models import MODELS
+from atcl.paper import RULE, published
+from atcl.recipes import OWN, RECIPES, Recipe, recipe
+from atcl.reports import Cell
+from atcl.runs import Run
+from atcl.selection import RULES
+from atcl.settings import digest, options, overridden
+
+TITLES = {  # methods -> how figures call them
+    "oracle": "oracle",
+    **dict.fromkeys(("two-stage", "two-stage-test-teacher", "two-stage-mcl", "two-stage-rules"), "two-stage"),
+    **dict.fromkeys(("warmup-pla", "warmup-pla-mcl", "warmup-pla-rules", "warmup-pla-fixed"), "warm-up + PLA"),
+    **dict.fromkeys(("warmup",), "warm-up"),
+    "pla": "PLA",
+    **{f"direct-{loss.lower().replace('_', '-')}": loss for loss in ("LOG", "EXP", "FORWARD", "FREE", "NN", "SCL_NL", "SCL_EXP")},
+    **dict.fromkeys(("direct-log-mcl", "direct-log-sgd", "direct-log-adam"), "LOG"),
+    "direct-exp-mcl": "EXP",
+    "trades": "TRADES",
+    "trades-log": "TRADES-LOG",
+    "trades-pla": "TRADES-PLA",
+    "warmup-exp": "warm-up (EXP)",
+    "pla-exp": "PLA (EXP)",
+    "warmup-pla-exp": "warm-up + PLA (EXP)",
+    "warmup-pla-k": "warm-up (k) + PLA",
+    "warmup-pla-epsilon-k": "warm-up (ε, k) + PLA",
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run, with what its files say."""
+
+    run: Run
+    recorded: Recorded
+    result: dict[str, Any] | None  # None: training has not ended
+
+    @staticmethod
+    def of(run: Run) -> "Told":
+        """Read the files of a run."""
+        records, observed = (tuple(journal.read(run.folder / name)) for name in ("journal.jsonl", observing.FILE))
+        result = run.result if (run.folder / "result.json").exists() else None
+        if result is not None and (lacking := [key for key in ("selection", "last_epoch", "flags") if key not in result]):
+            raise AtclError(
+                f"{run.folder / 'result.json'} lacks {', '.join(lacking)}: it is not of this version; leave the run out, or train it again"
+            )
+        return Told(run, Recorded(run.recipe, run.seed, run.folder, records, observed), result)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What was measured of the reported epoch, by attack."""
+        return {} if self.result is None else self.result["metrics"]
+
+    @property
+    def last(self) -> dict[str, dict[str, Any]]:
+        """What was measured of the last epoch, by attack."""
+        return {} if self.result is None else self.result["last_epoch"]["metrics"]
+
+    @property
+    def epoch(self) -> int | None:
+        """The reported epoch, counted through all stages."""
+        if self.result is None:
+            return None
+        chosen = self.result["selection"]
+        return sum(stage.epochs for stage in self.run.recipe.stages[: chosen["stage"]]) + int(chosen["epoch"])
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that chose the reported epoch."""
+        return self.run.recipe.selection if self.result is None else str(self.result["selection"]["rule"])
+
+    @property
+    def crafted(self) -> set[str]:
+        """What PGD20 after each epoch was computed in, where the journal says so."""
+        return {str(one["crafted"]) for one in self.recorded.records if one.get("crafted")}
+
+    @property
+    def epochs(self) -> tuple[int, int]:
+        """How many epochs are done, and how many there will be."""
+        return len(self.recorded.records), sum(stage.epochs for stage in self.run.recipe.stages)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe that differ in their seed, under one name and in one colour."""
+
+    label: str
+    style: Style
+    members: tuple[Told, ...]
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What they have in common."""
+        return self.members[0].run.recipe
+
+    @property
+    def seeds(self) -> str:
+        """Their seeds in words."""
+        return f"seed{'s' * (len(self.members) > 1)} {', '.join(str(one.run.seed) for one in self.members)}"
+
+    @property
+    def finished(self) -> tuple[Told, ...]:
+        """Those whose training has ended."""
+        return tuple(one for one in self.members if one.result is not None)
+
+    @property
+    def rule(self) -> str:
+        """How the reported epochs were chosen."""
+        return " / ".join(dict.fromkeys(one.rule for one in self.members))
+
+    def cell(self, attack: str, *, last: bool = False) -> Cell:
+        """Return what was measured by an attack over the seeds, beside what is published for this recipe where the paper chose alike."""
+        found = [metrics[attack] for one in self.finished if attack in (metrics := one.last if last else one.metrics)]
+        flags = tuple(sorted({flag for one in found for flag in one.get("flags") or ()}))
+        theirs = (published(self.recipe) or {}).get(attack) if self.rule == RULE and not last else None
+        return Cell(tuple(one["accuracy"] for one in found), flags, theirs)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Return the runs in groups: those of the same recipe, and on data of one's own of the same folder, are one."""
+    found: dict[Any, list[Told]] = {}
+    for run in runs:
+        place = run.folder.resolve().parent if run.recipe.dataset == OWN else None
+        found.setdefault((run.name, run.recipe, run.classes, place), []).append(Told.of(run))
+    groups = [Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members)) for members in found.values()]
+    labels = [group.label for group in groups]
+    used: set[Style] = set()
+    spare = [*SERIES, *STYLES.values()]
+    told = []
+    for group in groups:
+        label = f"{group.label} ({detail(group, groups)})" if labels.count(group.label) > 1 else group.label
+        style = group.style if group.style not in used else next((one for one in spare if one not in used), group.style)
+        used.add(style)
+        told.append(replace(group, label=label, style=style))
+    return told
+
+
+def title(run: Run) -> str:
+    """Return how a run's method is called in figures; one that has no name there keeps its own."""
+    method = run.name.partition("/")[2]
+    return TITLES.get(method, method or run.name)
+
+
+def detail(group: Group, groups: Sequence[Group]) -> str:
+    """Return what tells a group from others of the same method: its recipe's name, or what is changed in it."""
+    names = [other.members[0].run.name for other in groups if other.label == group.label]
+    run = group.members[0].run
+    if names.count(run.name) == 1:
+        return run.name
+    changed = overrides(run)
+    return " ".join(changed[:4]).replace("--", "") + (" …" if len(changed) > 4 else "") if changed else f"{run.name}, {digest(run.recipe)}"
+
+
+def overrides(run: Run) -> list[str] | None:
+    """Return the words that turn the recipe of a run's name into the run's own; None where no words can."""
+    if run.name not in RECIPES:
+        return None
+    plain = recipe(run.name)
+    before = set(options(plain))
+    words = [word for line in options(run.recipe) if line not in before and line.startswith("--") for word in shlex.split(line)]
+    try:
+        same = (overridden(plain, words, "atcl train") if words else plain) == run.recipe
+    except AtclError:
+        return None
+    return words if same else None
+
+
+def rerun(told: Told) -> str:
+    """Return the command that trains the same run again, into a new folder; where no command can say its recipe, the lines of Python."""
+    run, place = told.run, (told.result or {}).get("environment", {})
+    again = str(run.folder.with_name(f"{run.folder.name}-again"))
+    words = overrides(run)
+    if words is None or run.recipe.model not in MODELS:
+        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={run.recipe.model}" * (run.recipe.model not in MODELS)
+        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}{yours}, out={again!r})"
+    own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
+    on_cpu = "CPU" in str(place.get("device", ""))
+    device = ["--device", "cpu" if on_cpu else "cuda"] if place else []
+    observed = {key for record in told.recorded.observed for key in record}
+    looks = {"gradients": "gradient.first_norm", "attacks": "attack.log.cosine", "test": "test_pgd20"}
+    observe = [name for name, key in looks.items() if key in observed]
+    said = shlex.join(
+        ["atcl", "train", run.name, *words, *own, "--seed", str(run.seed), *device, *(["--observe", *observe] if observe else []), "--out", again]
+    )
+    # on a CPU the number of threads decides the last bits
+    return f"OMP_NUM_THREADS={place['threads']} {said}" if on_cpu and "threads" in place else said
+
+
+def chosen_by(told: Told) -> str:
+    """Return in words which epoch is reported, and by which rule."""
+    rule, stages = RULES.get(told.rule), told.run.recipe.stages
+    if told.result is None:
+        return f"will report {'the last epoch' if rule is None else f'the epoch with {rule.about}'}"
+    where = f" of stage {told.result['selection']['stage'] + 1}" if len(stages) > 1 else ""
+    number = told.result["selection"]["epoch"]
+    return f"epoch {number}{where}, " + ("the last" if rule is None else f"chosen for {rule.about}")
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return a mean, with the standard deviation (ddof = 0) where there are several values."""
+    deviation = f" ± {statistics.pstdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}"

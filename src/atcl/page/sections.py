@@ -1,0 +1,263 @@
+"""The parts of the page that need no test set: headline, table of results, curves, how a run was made."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from atcl.attacks import Threat
+from atcl.evaluation import ATTACKS
+from atcl.experiments import HEADINGS
+from atcl.masking import CHECKS
+from atcl.page.gathering import Group, Told, chosen_by, spread
+from atcl.page.markup import Child, Markup, el
+from atcl.page.parts import bar, prose, scrolled, section, swatch, table
+from atcl.recipes import OWN
+from atcl.reports import EMPTY
+from atcl.verdicts import WORST
+
+ORDER = (*ATTACKS, WORST)
+HELD = (
+    ("predictions that are right", "accuracy_natural"),
+    ("that are right and withstand PGD20", "robust"),
+    ("predictions inside the candidates", "inside_natural"),
+    ("inside the candidates under attack", "inside_attacked"),
+)
+NORMS = {"linf": "L∞", "l2": "L2"}
+
+
+def measured(groups: Sequence[Group]) -> list[str]:
+    """Return the attacks that any run was measured by, in their usual order."""
+    found = {name for group in groups for one in group.finished for name in one.metrics}
+    return [name for name in ORDER if name in found]
+
+
+def headline(groups: Sequence[Group]) -> Markup:
+    """Return title, one line on what is shown, and for a single recipe its numbers in large."""
+    runs = [one for group in groups for one in group.members]
+    datasets = list(dict.fromkeys(one.run.recipe.dataset for one in runs))
+    where = " and ".join("own pictures" if name == OWN else name for name in datasets)
+    if len(groups) > 1:
+        return el(
+            "div", el("h1", f"{len(groups)} methods on {where}"), el("p", f"{len(runs)} runs; mean ± standard deviation over seeds", class_="sub")
+        )
+    (group,) = groups
+    first = group.members[0]
+    told = f"{first.run.name}, {group.seeds}; {chosen_by(first)}" if len(runs) == 1 else f"{first.run.name}, {group.seeds}"
+    tiles = [_tile(HEADINGS[name], group, name) for name in measured(groups) if name != WORST or len(measured(groups)) > 3]
+    tiles = tiles or [
+        _held_tile(title, first, score) for title, score in (("right", "accuracy_natural"), ("robust", "robust")) if _held(first, score)
+    ]
+    return el("div", el("h1", f"{group.label} on {where}"), el("p", told, class_="sub"), el("div", tiles, class_="tiles") if tiles else None)
+
+
+def _tile(title: str, group: Group, attack: str) -> Markup:
+    cell = group.cell(attack)
+    theirs = f"paper {cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else None
+    deviation = f" ± {cell.deviation:.1f}" if cell.deviation is not None and len(cell.values) > 1 else ""
+    number = el("div", f"{cell.mean:.1f}", el("small", f"{deviation} %"), class_="number")
+    return el("div", el("div", title, class_="name"), number, el("div", theirs, class_="note") if theirs else None, class_="tile")
+
+
+def _held_tile(title: str, told: Told, score: str) -> Markup:
+    one = _held(told, score)
+    assert one is not None
+    return el(
+        "div", el("div", f"estimated {title}", class_="name"),
+        el("div", f"{100 * one['mean']:.1f}", el("small", f" ± {100 * (one['error'] or 0):.1f} %"), class_="number"),
+        el("div", "by held-out labels", class_="note"), class_="tile",
+    )  # fmt: skip
+
+
+def _held(told: Told, score: str) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = (told.result or {}).get("held", {}).get(score)
+    return found
+
+
+def remarks(groups: Sequence[Group]) -> list[Markup]:
+    """Return what a reader should know first: runs that are not finished, numbers that cannot be had."""
+    told = []
+    for group in groups:
+        for one in group.members:
+            done, total = one.epochs
+            if one.result is None:
+                told.append(
+                    f"{group.label}, seed {one.run.seed}: training has not ended (epoch {done} of {total}). Only its curves are shown; "
+                    "the same `atcl train` command goes on with it."
+                )
+            elif not one.metrics:
+                told.append(
+                    f"{group.label}, seed {one.run.seed}: there is no test set with true classes. Accuracy, calibration, confusion and "
+                    "images under attack cannot be known and are left out; what held-out complementary labels tell stands in their place."
+                )
+    return [el("p", prose(line), class_="remark") for line in told]
+
+
+def results(groups: Sequence[Group]) -> Markup:
+    """Return the table of results, with what is published beside it, and the signs of false robustness."""
+    attacks = measured(groups)
+    held = [scrolled(_held_table(group), "Held-out estimates") for group in groups if any(_held(one, "robust") for one in group.finished)]
+    if not attacks:
+        return section("results", "Results", held or el("p", "There is no result yet.", class_="fine"))
+    alone = len(groups) == 1
+    shown = scrolled(_one(groups[0], attacks) if alone else _many(groups, attacks), "Table of results")
+    notes = el("div", _terms(groups), el("h3", "Signs of false robustness"), _flags(groups), class_="notes")
+    return section("results", "Results", el("div", el("div", shown, held), notes, class_="beside" if alone else None))
+
+
+def _one(group: Group, attacks: Sequence[str]) -> Markup:
+    """Return a row for each attack."""
+    theirs = any(group.cell(name).published for name in attacks)
+    last = group.rule != "last"
+    more = [*(["published %", "difference"] if theirs else []), *(["last epoch %"] if last else [])]
+    rows: list[tuple[Child, list[Child]]] = []
+    for name in attacks:
+        cell = group.cell(name)
+        images = {one.metrics[name]["images"] for one in group.finished if name in one.metrics}
+        cells: list[Child] = [bar(spread(cell.values), cell.mean or 0.0, group)]
+        if theirs:
+            cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
+        if last:
+            cells.append(spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
+        cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, [name])]
+        rows.append((HEADINGS[name], cells))
+    caption = f"{group.label}, {group.seeds}: accuracy on the test set, " + (
+        "last epoch" if group.rule == "last" else f"epoch chosen by {group.rule}"
+    )
+    return table(caption, ["attack", "accuracy %", *more, "images", "flags"], rows)
+
+
+def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
+    """Return a row for each group, and below it the published numbers where there are any."""
+    heads = ["method", *(f"{HEADINGS[name]} %" for name in attacks), "seeds", "epoch by", "flags"]
+    rows: list[tuple[Child, list[Child]]] = []
+    for group in groups:
+        cells: list[Child] = []
+        for name in attacks:
+            cell = group.cell(name)
+            cells.append(bar(spread(cell.values), cell.mean or 0.0, group) if cell.values else EMPTY)
+        rows.append((el("span", swatch(group), group.label), [*cells, len(group.members), group.rule, _flag_words(group, attacks)]))
+        told = [group.cell(name) for name in attacks]
+        if any(cell.published for cell in told):
+            theirs = [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY for cell in told]
+            rows.append((el("span", "published", class_="quiet"), [*theirs, 3, "test_pgd20", ""]))
+            rows.append((el("span", "difference", class_="quiet"), [*(_difference(cell) if cell.published else "" for cell in told), "", "", ""]))
+    return table("Accuracy on the test set, a row for each recipe", heads, rows)
+
+
+def _difference(cell: Any) -> Child:
+    if cell.difference is None:
+        return EMPTY
+    return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None)
+
+
+def _flag_words(group: Group, names: Sequence[str]) -> str:
+    """Return the flags of a group's numbers under these attacks; where nobody looked, or not at all of its runs, that."""
+    found = [one.metrics[name].get("flags") for name in names if name != "natural" for one in group.finished if name in one.metrics]
+    flags = sorted({flag for one in found for flag in one or ()})
+    if not found:
+        return "" if group.finished else "no result yet"
+    if all(one is None for one in found):
+        return "not looked for"
+    return (", ".join(flags) or "none") + (" (not all looked at)" if None in found else "")
+
+
+def _flags(groups: Sequence[Group]) -> list[Markup]:
+    """Return each flag with its sentence and what its check looks for, or that none was found, or that nobody looked."""
+    items, unlooked = [], []
+    for group in groups:
+        for one in group.finished:
+            found = (one.result or {}).get("flags")
+            if found is None:
+                unlooked.append(str(one.run.folder))
+            who = f" ({group.label}, seed {one.run.seed})" if len(groups) > 1 or len(group.members) > 1 else ""
+            items += [_flag(flag, who) for flag in found or []]
+    told = [el("ul", items, class_="flags")] if items else []
+    if unlooked:
+        more = f" (and {len(unlooked) - 1} more)" if len(unlooked) > 1 else ""
+        told.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {unlooked[0]}"), f" does{more}.", class_="fine"))
+    elif not items:
+        told.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
+    if items:
+        told.append(el("p", "A flagged accuracy may be higher than the true one. docs/masking.md says what to do about each flag.", class_="fine"))
+    return told
+
+
+def _flag(flag: dict[str, Any], who: str) -> Markup:
+    about = str(CHECKS[flag["name"]].__doc__).strip() if flag["name"] in CHECKS else ""
+    return el("li", el("strong", flag["name"]), f"{who}: {flag['says']}.", el("br"), el("span", about, class_="fine"))
+
+
+def _held_table(group: Group) -> Markup:
+    rows = []
+    for title, score in HELD:
+        found = [one for told in group.finished if (one := _held(told, score))]
+        if found:
+            words = (
+                f"{100 * found[0]['mean']:.1f} ± {100 * (found[0]['error'] or 0):.1f}"
+                if len(found) == 1
+                else spread([100 * one["mean"] for one in found], 1)
+            )
+            rows.append((title, [words, f"{found[0]['images']:,}"]))
+    error = "standard error" if len(group.finished) == 1 else "standard deviation over seeds"
+    return table(f"{group.label}: estimated from held-out complementary labels, without truth (± {error})", ["", "%", "images"], rows)
+
+
+def _terms(groups: Sequence[Group]) -> Markup:
+    """Return what was attacked and how, and which rule chose the epochs, word by word."""
+    balls: dict[str, list[str]] = {}
+    for group in groups:
+        ball = f"{ball_of(group.recipe.threat)}, in steps of {group.recipe.threat.step_size:.4g}; pixels lie in 0 to 1"
+        balls.setdefault(ball, []).append(group.label)
+    terms = [("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}") for ball, labels in balls.items()]
+    terms += [(HEADINGS[name], ATTACKS[name].about) for name in measured(groups) if name in ATTACKS and name != "natural"]
+    if WORST in measured(groups):
+        terms.append((HEADINGS[WORST], "an image counts only if it withstands all of them"))
+    terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
+    cells = [group.cell(name) for group in groups for name in measured([group])]
+    if any(cell.published for cell in cells):
+        terms.append(("published", "by the paper: mean ± standard deviation over three seeds"))
+    if any(cell.outside for cell in cells):
+        terms.append(("outside", "a difference that seeds alone would not explain"))
+    return el("dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms")
+
+
+def ball_of(threat: Threat) -> str:
+    """Return the ball that an attack stays in, in words."""
+    return f"{NORMS.get(threat.norm, threat.norm)} ball of radius ε = {threat.epsilon:.4g}"
+
+
+def _rule_words(told: Told) -> str:
+    crafted = told.crafted - {"fp32"}
+    if told.rule == "last":
+        return "the last is reported"
+    how = f"; PGD20 after each epoch was crafted in {' and '.join(sorted(crafted))}, the numbers here were measured anew" if crafted else ""
+    return f"chosen by `{told.rule}`{how}"
+
+
+def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
+    """Return the legend and the place where the script draws."""
+    if not panels:
+        return section("curves", "Curves", el("p", "The journal holds no epoch yet.", class_="fine"))
+    items = [
+        el(
+            "button",
+            swatch(group),
+            el("span", group.label),
+            el("small", group.seeds),
+            type="button",
+            class_="key",
+            aria_pressed="true",
+            data_group=number,
+        )
+        for number, group in enumerate(groups)
+    ]
+    note = "Point at a curve, or reach it with Tab and move with the arrow keys, Home and End. "
+    if any(len(group.finished) == len(group.members) == 1 for group in groups):
+        note += "A ring marks the reported epoch. "
+    if any(len(group.members) > 1 for group in groups):
+        note += "Lines are means over seeds with a band of one standard error; thin lines are single seeds. "
+    if not accuracies and any(group.recipe.dataset != OWN for group in groups):
+        note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; `atcl train … --observe test` records it."
+    keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
+    live = el("p", "", id="told", class_="unseen", aria_live="polite")
+    missing = el("noscript", el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"))
+    return section("curves", "Curves", el("p", prose(note.strip()), class_="fine"), keys, missing, el("div", class_="panels", id="panels"), live)

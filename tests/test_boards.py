@@ -1,0 +1,103 @@
+"""Event files for TensorBoard: the journal's numbers, each step once, and a run that does not notice."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from atcl import boards, journal
+from atcl.cli import main
+from atcl.observing import FILE
+from atcl.running import train
+from atcl.runs import Run, open_run
+from atcl.stages import Watcher
+from tests import tiny
+from tests.test_cli import SMALL
+
+
+def go(folder: Path, name: str = "digits/warmup-pla", watcher: Watcher | None = None, observe: tuple[str, ...] = ()) -> Run:
+    recipe = tiny.RECIPES[name]
+    problem = tiny.problem(recipe.labels)
+    return train(recipe, out=folder, device="cpu", problem=problem, build=tiny.TinyNet, watcher=watcher, observe=observe, every=2)
+
+
+def logged(run: Run) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run.folder / boards.FOLDER))
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """What the journal and the onlookers hold, by name, each at its epoch counted through all stages."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in [*run.journal, *journal.read(run.folder / FILE)]:
+        step = sum(stage.epochs for stage in run.recipe.stages[: record["stage"]]) + record["epoch"]
+        for name, value in boards.scalars(record).items():
+            found.setdefault(name, []).append((step, value))
+    return found
+
+
+def close_to(wanted: dict[str, list[tuple[int, float]]]) -> dict[str, object]:
+    return {
+        name: [(step, pytest.approx(value, rel=1e-6)) for step, value in points] for name, points in wanted.items()
+    }  # events hold single precision
+
+
+class Stop(boards.Logged):
+    def epoch(self, record: journal.Record) -> None:
+        super().epoch(record)
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/two-stage", "mnist/warmup-pla"])
+def test_the_log_holds_what_the_journal_holds_and_the_run_is_the_same(name: str, tmp_path: Path) -> None:
+    log = boards.Logged(Watcher())
+    run, alone = go(tmp_path / "logged", name, log, ("gradients",)), go(tmp_path / "alone", name)
+    log.close(run)
+    assert logged(run) == close_to(expected(run))
+    assert {"loss", "epsilon", "gradient/first_norm"} <= logged(run).keys()
+    weights = [(one.folder / "model.safetensors").read_bytes() for one in (run, alone)]
+    assert weights[0] == weights[1]
+
+
+def test_a_resumed_run_repeats_no_step(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, watcher=Stop(Watcher()), observe=("gradients",))
+    log = boards.Logged(Watcher())
+    run = go(tmp_path, watcher=log, observe=("gradients",))
+    log.close(run)
+    assert [step for step, _ in logged(run)["loss"]] == [1, 2, 3, 4, 5]
+    assert logged(run) == close_to(expected(run))
+    assert len(list((run.folder / boards.FOLDER).iterdir())) == 1
+
+
+def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
+    class Hears(Watcher):
+        said: list[str]
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    (tmp_path / boards.FOLDER).write_text("a file in the way")
+    hears = Hears()
+    hears.said = []
+    run = go(tmp_path, watcher=boards.Logged(hears))
+    assert len(run.journal) == 5
+    assert [text for text in hears.said if "TensorBoard" in text]
+
+
+def test_the_flag_logs_also_a_run_that_is_finished(tmp_path: Path) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), "--no-report", *SMALL]) == 0
+    assert not (tmp_path / "run" / boards.FOLDER).exists()
+    assert main(["train", "--out", str(tmp_path / "run"), "--no-report", "--tensorboard", *SMALL]) == 0
+    run = open_run(tmp_path / "run")
+    assert logged(run) == close_to(expected(run))
+
+
+def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *SMALL]) == 1
+    assert "pip install 'atcl[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,411 @@
+"""The page as data and as HTML: what it tells, what it leaves out, and that no name can become part of its code."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atcl.attacks import Threat
+from atcl.cli import main
+from atcl.errors import AtclError
+from atcl.figures.style import SERIES, STYLES
+from atcl.files import read_json, write_json
+from atcl.masking import CHECKS
+from atcl.page import report
+from atcl.page.curves import DARK, DASHES, PANELS, contrast, drawn, on_dark
+from atcl.page.gathering import TITLES, Told, grouped, overrides, rerun
+from atcl.page.looking import Seen, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, see, side_for
+from atcl.page.markup import Markup, el, embedded
+from atcl.page.scenes import scenes
+from atcl.page.writing import IMAGES, LIMIT, ROOM
+from atcl.recipes import METHODS, RECIPES, recipe
+from atcl.running import train
+from atcl.runs import Problem, Run, open_run
+from atcl.schedules import CosineRise
+from atcl.settings import overridden, to_data
+from atcl.stages import Watcher
+from atcl.training import Sgd
+from tests import tiny
+from tests.test_cli import SMALL
+
+NASTY = "</script><script>alert('&')</script>"
+
+
+def go(folder: Path, name: str = "digits/warmup-pla", seed: int = 1, **more: Any) -> Run:
+    wanted = tiny.RECIPES[name]
+    given = {"problem": tiny.problem(wanted.labels), "build": tiny.TinyNet, **more}
+    return train(wanted, name=name, seed=seed, out=folder, device="cpu", **given)
+
+
+class Reader(HTMLParser):
+    """Counts elements, and collects the text outside scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.inside: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.inside[-1:]):
+            self.words.append(data)
+
+
+def read(path: Path) -> tuple[dict[str, int], str]:
+    """Return how often each element comes in a page, and its text."""
+    reader = Reader()
+    reader.feed(path.read_text())
+    return reader.counts, " ".join(" ".join(reader.words).split())
+
+
+def test_whatever_is_not_markup_is_escaped() -> None:
+    assert el("b", NASTY, title=NASTY) == f'<b title="{html(NASTY)}">{html(NASTY)}</b>'
+    assert el("p", Markup("<i></i>"), None, ["a<", 3], hidden=True, id=None) == "<p hidden><i></i>a&lt;3</p>"
+    told = embedded({NASTY: [NASTY, "\u2028"]})
+    assert "<" not in told
+    assert json.loads(told) == {NASTY: [NASTY, "\u2028"]}
+
+
+def html(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;").replace('"', "&quot;")
+
+
+def test_names_of_classes_folders_and_runs_are_text_on_the_page(tmp_path: Path) -> None:
+    problem = replace(tiny.problem(tiny.RECIPES["digits/warmup-pla"].labels), names=(NASTY, "b", "c", "d", "e"))
+    folder = tmp_path / "<script>alert(1)"
+    run = replace(go(folder, problem=problem), name=f"own/{NASTY}")
+    path = report(run, test=tiny.split(40), build=tiny.TinyNet)
+    assert path == folder / "report.html"
+    counts, words = read(path)
+    assert counts["script"] == 2  # the data and the page's own
+    assert NASTY in words
+    assert str(folder) in words
+    source = re.sub(r'"data:image/png;base64,[^"]*"', "", path.read_text())
+    assert "http" not in source.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")  # a name, which nothing fetches
+
+
+def test_seeds_of_one_recipe_become_a_mean_and_others_lines_of_their_own(tmp_path: Path) -> None:
+    runs = [go(tmp_path / f"a{seed}", seed=seed) for seed in (1, 2)] + [go(tmp_path / "b", "digits/two-stage")]
+    groups = grouped(runs)
+    assert [(group.label, len(group.members)) for group in groups] == [("warm-up + PLA", 2), ("two-stage", 1)]
+    assert [group.style for group in groups] == [STYLES["warm-up + PLA"], STYLES["two-stage"]]
+    (loss,) = [panel for panel in drawn(groups)["panels"] if panel["id"] == "loss"]
+    values = [[record["loss"] for record in run.journal] for run in runs[:2]]
+    assert loss["lines"][0]["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*values, strict=True)], rel=1e-4)
+    assert [single["y"] for single in loss["lines"][0]["singles"]] == [pytest.approx(one, rel=1e-4) for one in values]
+    assert "singles" not in loss["lines"][1]
+    cell = groups[0].cell("natural")
+    assert cell.values == tuple(run.result["metrics"]["natural"]["accuracy"] for run in runs[:2])
+    _, words = read(report(runs, tmp_path / "all.html", gallery=False))
+    assert "2 methods" in words
+    assert "asked for without images" in words
+
+
+def test_two_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
+    first, second = open_variant(tmp_path / "1", "digits/warmup-pla"), open_variant(tmp_path / "2", "digits/warmup-pla", "--stages.0.epochs", "70")
+    groups = grouped([first, second, open_variant(tmp_path / "3", "digits/warmup-pla-mcl")])
+    assert len({group.label for group in groups}) == 3
+    assert len({group.style for group in groups}) == 3
+    assert groups[1].label == "warm-up + PLA (stages.0.epochs 70)"
+
+
+def open_variant(folder: Path, name: str, *words: str) -> Run:
+    """A run that has a recipe, and nothing else yet."""
+    wanted = overridden(recipe(name), words, "atcl") if words else recipe(name)
+    run = Run(folder, name, 1, wanted, 10, wanted.shape)
+    folder.mkdir()
+    told = {"name": name, "seed": 1, "classes": 10, "shape": list(wanted.shape), "names": None, "recipe": to_data(wanted), "test": None}
+    write_json(folder / "recipe.json", told)
+    return run
+
+
+@pytest.mark.parametrize("words", [(), ("--stages.0.epochs", "3"), ("--labels.number", "3", "--threat.epsilon", "0.1", "--selection", "test_pgd20")])
+def test_the_command_on_the_page_gives_the_same_recipe(tmp_path: Path, words: tuple[str, ...]) -> None:
+    run = open_variant(tmp_path / "run 1", "digits/warmup-pla", *words)
+    said = shlex.split(rerun(Told.of(run)))
+    assert said[:3] == ["atcl", "train", "digits/warmup-pla"]
+    assert said[said.index("--out") + 1] == str(tmp_path / "run 1-again")
+    given = overrides(run)
+    assert given is not None
+    assert (overridden(recipe(run.name), given, "atcl") if given else recipe(run.name)) == run.recipe
+    assert said[3 : 3 + len(given)] == given
+
+
+def test_own_pictures_are_named_in_the_command(tmp_path: Path) -> None:
+    run = open_variant(tmp_path / "run", "own/warmup-pla", "--shape", "3", "64", "64")
+    assert "own/warmup-pla --shape 3 64 64 --images FOLDER --labels FILE.csv --seed 1" in rerun(Told.of(run))
+
+
+def test_a_recipe_that_no_words_can_give_is_told_in_python(tmp_path: Path) -> None:
+    run = open_variant(tmp_path / "run", "digits/warmup-pla")
+    other = replace(run.recipe.stages[0], optimizer=Sgd(), lr=CosineRise(0.1, over=3))
+    assert "atcl.open_run(" in rerun(Told.of(replace(run, recipe=replace(run.recipe, stages=(other,)))))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_a_command(name: str, tmp_path: Path) -> None:
+    wanted = recipe(name)
+    assert overrides(Run(tmp_path, name, 1, wanted, 10, wanted.shape)) == []
+
+
+def test_methods_have_the_colours_of_the_figures() -> None:
+    assert set(TITLES) <= set(METHODS)
+    assert set(TITLES.values()) <= set(STYLES)
+    for style in (*STYLES.values(), *SERIES):
+        assert contrast(on_dark(style.colour), DARK) >= 3
+        assert style.dash in DASHES
+    css = (Path(__file__).parents[1] / "src/atcl/page/page.css").read_text()
+    assert css.count(f"--ground: {DARK};") == 2
+
+
+def test_a_run_that_is_not_finished_shows_its_curves_and_says_so(tmp_path: Path) -> None:
+    class Stop(Watcher):
+        def epoch(self, record: dict[str, Any]) -> None:
+            if record["epoch"] == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", watcher=Stop())
+    said: list[str] = []
+    path = report(tmp_path / "run", say=said.append)
+    counts, words = read(path)
+    assert "training has not ended (epoch 3 of 5)" in words
+    assert "There is no result yet" in words
+    assert counts.get("img", 0) == 0
+    assert '"id":"loss"' in path.read_text()
+    assert len(said) == 1
+
+
+def test_own_data_without_truth_leave_out_what_cannot_be_known(tmp_path: Path) -> None:
+    wanted = tiny.RECIPES["own/warmup-pla"]
+    problem = replace(tiny.problem(wanted.labels), truth=None, test=None)
+    run = train(wanted, name="own/warmup-pla", out=tmp_path / "run", device="cpu", problem=problem, build=tiny.TinyNet)
+    _, words = read(report(run))
+    assert "there is no test set with true classes" in words
+    assert "estimated from held-out complementary labels" in words
+    assert "learnt from data of your own" in words
+    assert "problem=PROBLEM, build=TinyNet" in words  # no command could bring them
+    assert "Signs of false robustness" not in words
+    assert "--observe test" not in words  # there is no test set to observe
+
+
+def test_a_missing_dataset_costs_the_gallery_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(tmp_path / "run")
+    assert main(["report", str(run.folder), "--data-dir", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    assert "no images on the page" in printed[0]
+    assert printed[1] == f"the page lies in {tmp_path / 'page.html'}"
+    _, words = read(tmp_path / "page.html")
+    assert "No images, calibration and confusion" in words
+
+
+def finished(folder: Path, flags: list[dict[str, Any]] | None = None) -> Run:
+    """A run of the paper's recipe on Kuzushiji as its files would tell of it, chosen on the test set."""
+    run = open_variant(folder, "kuzushiji/warmup-pla")
+    one: dict[str, Any] = {"images": 10_000, "flags": None if flags is None else [flag["name"] for flag in flags], "attack": {}}
+    metrics = {name: {**one, "accuracy": value} for name, value in (("natural", 91.7), ("pgd20", 70.0), ("cw30", 83.7))}
+    records = [
+        {"stage": 0, "epoch": epoch, "epsilon": 0.3, "gamma": 0.0, "lr": 0.01, "steps": 40, "loss": 1 / epoch, "inside": 0.9, "agreement": 0.9,
+         "pseudo_label_accuracy": 0.9, "test_natural": 90.0 + epoch / 100, "test_pgd20": 80.0 + epoch / 100, "crafted": "bf16", "seconds": 2.0}
+        for epoch in range(1, 101)
+    ]  # fmt: skip
+    (folder / "journal.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "model.safetensors").write_bytes(b"")
+    result = {
+        "selection": {"rule": "test_pgd20", "stage": 0, "epoch": 72, "crafted": "bf16"}, "metrics": metrics, "flags": flags, "held": {},
+        "last_epoch": {"metrics": metrics}, "environment": {"device": "NVIDIA H200", "threads": 8}, "training_seconds": 200.0,
+        "engine": {"name": "captured"}, "data": {"test": "0123"}, "model": {"sha256": "f" * 64, "bytes": 5},
+    }  # fmt: skip
+    write_json(folder / "result.json", result)
+    return run
+
+
+def test_published_numbers_flags_rule_and_precision_are_told(tmp_path: Path) -> None:
+    flags = [{"name": "noise", "value": 3.0, "says": "9 draws of noise break 12 of 200 right images"}]
+    _, words = read(report(finished(tmp_path / "run", flags), gallery=False))
+    for said in (
+        *("91.60 ± 0.49", "+0.10", "-15.88", "outside", "epoch 72, chosen for the best PGD20 on the test set", "crafted in bf16", "test_pgd20"),
+        *("radius ε = 0.3", "20 ascents of cross-entropy", "9 draws of noise break", str(CHECKS["noise"].__doc__), "--device cuda"),
+    ):
+        assert said in words
+    assert words.count("outside") == 2  # PGD20 alone, and what the word means
+    _, unlooked = read(report(finished(tmp_path / "other"), gallery=False))
+    assert "Nobody has looked yet" in unlooked
+
+
+def test_a_page_on_many_long_runs_stays_small(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / str(number)) for number in range(12)]
+    path = report(runs, tmp_path / "page.html", gallery=False)
+    assert path.stat().st_size < 1_000_000
+
+
+def test_pictures_of_any_size_and_number_fit_the_page(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(48, 3, 160, 160, generator=rng)
+    probabilities = torch.rand(48, 5, generator=rng).softmax(1)
+    true = torch.arange(48) % 5
+    seen = Seen(torch.arange(48), true, probabilities, x, (x + 0.1).clamp(0, 1), probabilities.flip(1), 48, Threat(0.1, 0.01))
+    for number in (IMAGES, 48):
+        assert len(scenes(seen, tuple("abcde"), number, ROOM)) < 0.8 * LIMIT
+    assert side_for(3 * IMAGES, 3, ROOM) == 128
+    for channels in (1, 2, 3, 4):
+        assert picture(x[0, :1].expand(channels, -1, -1), 32).startswith("data:image/png;base64,")
+
+
+def test_a_hundred_classes_give_the_mistakes_made_most_often() -> None:
+    n, classes = 300, 100
+    true = torch.arange(n) % classes
+    said = torch.nn.functional.one_hot((true + (true == 7)) % classes, classes).float()
+    x = torch.rand(n, 1, 4, 4)
+    text = scenes(Seen(torch.arange(n), true, said, x, x, said, n, Threat(0.1, 0.01)), [f"class {one}" for one in range(classes)], 3, ROOM)
+    assert "The mistakes made most often" in text
+    assert re.search(r'<th scope="row">class 7</th><td>class 8</td><td>3</td><td>3</td>', text)
+
+
+def test_calibration_counts_each_prediction_once_and_weighs_bins_by_images() -> None:
+    probabilities = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.65, 0.35], [1.0, 0.0]], dtype=torch.float64)
+    true = torch.tensor([0, 0, 0, 0])
+    bins = calibration(probabilities, true)
+    assert [(one.low, one.images, one.accuracy) for one in bins] == [(0.6, 1, 1.0), (0.9, 3, pytest.approx(2 / 3))]
+    assert bins[1].confidence == pytest.approx(2.9 / 3)
+    assert calibration_error(bins) == pytest.approx((0.35 + 3 * (2.9 / 3 - 2 / 3)) / 4)
+
+
+def test_confusion_has_true_classes_in_its_rows() -> None:
+    assert confusion(torch.tensor([1, 1, 0, 2]), torch.tensor([0, 0, 0, 2]), 3).tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_a_gallery_spreads_over_classes_and_outcomes() -> None:
+    outcome = ["stays"] * 30 + ["turned"] * 30 + ["wrong"] * 5
+    true = [place % 3 for place in range(65)]
+    found = chosen(outcome, true, 12)
+    assert len(set(found)) == 12
+    assert [outcome[place] for place in found].count("stays") == 6
+    assert [sum(true[place] == one for place in found) for one in range(3)] == [4, 4, 4]
+    assert chosen(["stays"] * 2 + ["wrong"] * 3, [0] * 5, 4) == [0, 1, 2, 3]  # where none is turned, those that were wrong before come last
+    assert chosen([], [], 4) == []
+
+
+def test_twins_stay_in_the_ball_and_are_those_of_record_where_all_images_are_looked_at(tmp_path: Path) -> None:
+    run = go(tmp_path)
+    test = tiny.split(10, seed=1)
+    seen = see(run.model(build=tiny.TinyNet), test, run.recipe.threat)
+    assert float((seen.adv - seen.x).abs().max()) <= run.recipe.threat.epsilon + 1e-6
+    right = (seen.attacked.argmax(1) == seen.true) & (seen.natural.argmax(1) == seen.true)
+    assert [one == "stays" for one in outcomes(seen)] == right.tolist()
+    assert 10.0 * int((seen.attacked.argmax(1) == seen.true).sum()) == run.result["metrics"]["pgd20"]["accuracy"]
+
+
+def test_the_cost_of_a_look_counts_weights_by_the_places_they_serve() -> None:
+    conv, linear = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Linear(144, 5)
+    model = torch.nn.Sequential(conv, torch.nn.ReLU(), torch.nn.Flatten(), linear)
+    assert cost(model, tiny.split(2)) == 2 * (4 * 9 * 36 + 144 * 5)
+    assert not model[0]._forward_hooks
+
+
+def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "--out", str(out), *SMALL]) == 0
+    assert f"the page lies in {out / 'report.html'}" in capsys.readouterr().out
+    counts, words = read(out / "report.html")
+    assert counts["img"] == 3 * IMAGES
+    assert "warm-up + PLA on digits" in words
+    assert "--model mlp" in words  # in the command that makes it again
+    assert main(["train", "--out", str(tmp_path / "other"), "--no-report", *SMALL]) == 0
+    assert not (tmp_path / "other/report.html").exists()
+
+
+@pytest.mark.parametrize("error", [AtclError("no room"), RuntimeError("something\nelse"), MemoryError()])
+def test_a_page_that_fails_never_fails_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("atcl.page.command.page", fail)
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert len([line for line in printed.splitlines() if line.startswith("no page was written (")]) == 1
+    assert (tmp_path / "run/result.json").exists()
+
+
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(finished(tmp_path / "run").folder)
+    for words, said in (
+        ([str(tmp_path)], "is not the folder of a run"),
+        ([run, run], "the same run is named twice"),
+        ([run, "--out", str(tmp_path)], "is a folder: give the page a name"),
+        ([run, "--out", str(tmp_path / "no/page.html")], "is no folder"),
+        ([run, "--images", "-1"], "at least 0 images"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        assert main(["report", *words]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+        assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(AtclError, match="at least one run"):
+        report([])
+
+
+def test_a_result_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run")
+    told = run.result
+    del told["last_epoch"]
+    write_json(run.folder / "result.json", told)
+    with pytest.raises(AtclError, match=r"result\.json lacks last_epoch"):
+        report(run, gallery=False)
+
+
+def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setattr("atcl.page.writing.look", full)
+    said: list[str] = []
+    _, words = read(report(finished(tmp_path / "run"), say=said.append))
+    assert said == [f"{tmp_path / 'run'}: no images on the page: CUDA out of memory"]
+    assert "No images, calibration and confusion: CUDA out of memory." in words
+
+
+def test_a_page_that_would_be_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atcl.page.writing.LIMIT", 1000)
+    with pytest.raises(AtclError, match="name fewer runs"):
+        report(finished(tmp_path / "run"), tmp_path / "page.html", gallery=False)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_test_set_of_another_kind_is_not_looked_at(tmp_path: Path) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), "--no-report", *SMALL]) == 0
+    told = read_json(tmp_path / "run/recipe.json")
+    write_json(tmp_path / "run/recipe.json", {**told, "test": "another"})
+    said: list[str] = []
+    report(open_run(tmp_path / "run"), say=said.append)
+    assert "not the one that the run was made with" in said[0]
+
+
+def test_every_panel_reads_a_number_that_runs_record(tmp_path: Path) -> None:
+    run = go(tmp_path / "a", observe=("gradients", "test"), every=1)
+    wanted = tiny.RECIPES["own/warmup-pla"]
+    held = train(wanted, name="own/warmup-pla", out=tmp_path / "b", device="cpu", problem=own(wanted), build=tiny.TinyNet)
+    recorded = [Told.of(one).recorded for one in (run, held)]
+    keys = {key for one in recorded for record in (*one.records, *one.observed) for key in record}
+    assert {panel.key for panel in PANELS} <= keys
+
+
+def own(wanted: Any) -> Problem:
+    return replace(tiny.problem(wanted.labels), truth=None, test=None)

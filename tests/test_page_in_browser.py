@@ -1,0 +1,272 @@
+"""The page in a headless Chromium: it draws, answers to mouse and keyboard, can be read, and complains of nothing."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atcl.page import report
+from atcl.page.writing import LIMIT
+from atcl.running import train
+from atcl.runs import Run
+from atcl.schedules import Constant
+from tests import browser, tiny
+from tests.browser import Browser
+
+NASTY = ("</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=2>", "a&b", "“c”", "d' \"e")
+PATH = browser.found()
+
+pytestmark = pytest.mark.skipif(PATH is None, reason="there is no Chromium: apt-get install chromium, or name one in ATCL_BROWSER")
+
+
+def trained(folder: Path, name: str, seed: int) -> Run:
+    """A run of a few epochs; the oracle's are enough to learn something that an attack can turn."""
+    recipe = tiny.RECIPES[name]
+    if name == "digits/oracle":
+        recipe = replace(recipe, stages=(replace(recipe.stages[0], epochs=30, lr=Constant(0.01)),))
+    problem = replace(tiny.problem(recipe.labels), names=NASTY)
+    return train(recipe, name=name, seed=seed, out=folder, device="cpu", problem=problem, build=tiny.TinyNet, observe=("gradients", "test"), every=1)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page on one run, and one on three of two recipes."""
+    folder = tmp_path_factory.mktemp("<script>window.broken=3")
+    runs = [trained(folder / f"{name}-{seed}", f"digits/{name}", seed) for name, seed in (("warmup-pla", 1), ("warmup-pla", 2), ("oracle", 1))]
+    test = tiny.split(40, seed=1)
+    one = report(runs[0], folder / "one.html", test=test, build=tiny.TinyNet, device="cpu")
+    many = report(runs, folder / "many.html", test=test, build=tiny.TinyNet, device="cpu")
+    return {"one": one, "many": many}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    assert PATH
+    with Browser(PATH) as started:
+        yield started
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390, 360])
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_nothing_is_complained_of_and_nothing_is_wider_than_the_window(
+    chromium: Browser, pages: dict[str, Path], name: str, width: int, dark: bool
+) -> None:
+    chromium.open(pages[name], width, dark=dark)
+    assert chromium.complaints() == []
+    assert chromium.run("document.documentElement.scrollWidth") <= width
+    assert pages[name].stat().st_size < LIMIT
+    assert chromium.run("window.broken") is None  # names of classes and folders are text, whatever they hold
+    assert chromium.run("document.scripts.length") == 2
+    light = chromium.run("getComputedStyle(document.body).backgroundColor") == "rgb(250, 250, 248)"
+    assert light != dark
+
+
+CURVES = """[...document.querySelectorAll('.plot')].map((plot) => {
+  const frame = plot.getBoundingClientRect();
+  return [...plot.querySelectorAll('path.line')].map((path) => {
+    const box = path.getBoundingClientRect();
+    return {d: path.getAttribute('d'), wide: box.width, stroke: getComputedStyle(path).stroke,
+            inside: box.left >= frame.left - 1 && box.right <= frame.right + 1 && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1};
+  });
+})"""
+
+
+@pytest.mark.parametrize(("name", "width"), [("one", 1280), ("one", 360), ("many", 1280)])
+def test_curves_are_drawn_inside_their_frames(chromium: Browser, pages: dict[str, Path], name: str, width: int) -> None:
+    chromium.open(pages[name], width)
+    drawn = chromium.run(CURVES)
+    told = data(chromium)["panels"]
+    titles = {panel["id"] for panel in told}
+    assert {"test_natural", "test_pgd20", "epsilon", "gamma", "pseudo_label_accuracy", "loss", "gradient.first_norm"} <= titles
+    assert [len(lines) for lines in drawn] == [len(panel["lines"]) for panel in told]
+    for lines in drawn:
+        for line in lines:
+            assert line["inside"]
+            assert line["wide"] > 30
+            assert line["d"].count("L") >= 4
+            assert line["stroke"] not in ("none", "rgba(0, 0, 0, 0)")
+
+
+def test_pointing_at_a_curve_shows_the_value_and_a_line_in_all_panels(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["one"])
+    box = where(chromium, "document.querySelectorAll('.plot')[0]")
+    chromium.point(box["x"] + box["width"] * 0.5, box["y"] + 60)
+    said = chromium.run("document.querySelector('.tip:not([hidden])').innerText")
+    epoch = int(re.findall(r"epoch (\d+)", said)[0])
+    line = data(chromium)["panels"][0]["lines"][0]
+    assert f"{line['y'][line['x'].index(epoch)]:.1f} %" in said
+    assert chromium.run("document.querySelectorAll('.hair').length") == len(data(chromium)["panels"])
+    assert chromium.run("[...document.querySelectorAll('.panel output')].every((one) => one.innerText.includes('epoch'))")
+    chromium.point(2, 2)
+    assert chromium.run("document.querySelectorAll('.hair').length") == 0
+
+
+FOCUS = """(() => {
+  const one = document.activeElement;
+  const told = document.getElementById('told').textContent;
+  return {kind: one.className, body: one === document.body, edge: getComputedStyle(one).outlineWidth, told};
+})()"""
+
+
+def test_the_keyboard_reaches_every_curve_and_moves_through_its_epochs(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["many"])
+    wanted = chromium.run("document.querySelectorAll('a[href], button, select, summary, [tabindex=\"0\"]').length")
+    reached, plots = 0, 0
+    for _ in range(wanted + 5):
+        chromium.press("Tab")
+        where_now = chromium.run(FOCUS)
+        if where_now["body"]:
+            break
+        reached += 1
+        assert where_now["edge"] == "3px"  # the focus can be seen
+        if where_now["kind"] == "plot":
+            plots += 1
+            assert where_now["told"].startswith("Epoch ")
+    hidden = chromium.run("[...document.querySelectorAll('.one[hidden], details:not([open])')].flatMap((one) => "
+                          "[...one.querySelectorAll('a[href], button, select, summary, [tabindex=\"0\"]')]"
+                          ".filter((each) => !each.matches('details:not([open]) > summary') || each.closest('.one[hidden]'))).length")  # fmt: skip
+    assert plots == len(data(chromium)["panels"])
+    assert reached >= wanted - hidden
+    chromium.run("document.querySelectorAll('.plot')[1].focus()")
+    chromium.press("End")
+    chromium.press("ArrowLeft", 2)
+    first = chromium.run("document.getElementById('told').textContent")
+    panel = data(chromium)["panels"][1]
+    epochs = sorted({x for line in panel["lines"] for x in line["x"]})
+    assert first.startswith(f"Epoch {epochs[-3]}, {panel['title']}: ")
+    chromium.press("Home")
+    assert chromium.run("document.activeElement.getAttribute('aria-valuenow')") == "1"
+    line = panel["lines"][0]
+    assert f"{line['y'][0]:.1f}" in chromium.run("document.getElementById('told').textContent")
+    chromium.press("Escape")
+    assert chromium.run("document.querySelectorAll('.hair').length") == 0
+
+
+def test_images_are_there_with_their_twins(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["one"])
+    images = chromium.run("[...document.querySelectorAll('.card img')].map((one) => [one.naturalWidth, one.naturalHeight, one.alt, one.src])")
+    assert len(images) == 3 * 12
+    assert all(image[:2] == [6, 6] and image[2] for image in images)
+    assert len({image[3] for image in images}) > 24  # image, twin and difference differ
+
+
+def test_the_gallery_shows_one_kind_at_a_time(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["many"])
+    place = "document.querySelector('.one[data-run=\"2\"]')"
+    kinds = chromium.run(f"[...{place}.querySelectorAll('.filters button')].map((one) => one.dataset.filter)")
+    assert kinds[0] == "all"
+    assert len(kinds) >= 3  # the model is right at times, and the attack turns some of its answers, or it was wrong before
+    for kind in kinds[1:]:
+        chromium.run(f"{place}.querySelector('[data-filter={kind}]').click()")
+        shown = chromium.run(f"[...{place}.querySelectorAll('.card:not([hidden])')].map((one) => one.dataset.kind)")
+        assert set(shown) == {kind}
+    chromium.run(f"{place}.querySelector('[data-filter=all]').click()")
+    assert chromium.run(f"{place}.querySelectorAll('.card[hidden]').length") == 0
+
+
+def test_the_legend_and_the_choice_of_a_run_work(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["many"])
+    before = chromium.run("document.querySelectorAll('path.line').length")
+    assert chromium.run("document.querySelectorAll('path.band').length") > 0  # two seeds of one recipe
+    chromium.run("document.querySelector('.key').click()")
+    assert 0 < chromium.run("document.querySelectorAll('path.line').length") < before
+    assert chromium.run("document.querySelector('.key').getAttribute('aria-pressed')") == "false"
+    chromium.run("document.querySelector('.key').click()")
+    assert chromium.run("document.querySelectorAll('path.line').length") == before
+    shown = "[...document.querySelectorAll('.one:not([hidden])')].map((one) => one.dataset.run)"
+    assert chromium.run(shown) == ["0"]
+    chromium.run("(() => { const which = document.getElementById('which'); which.value = '2'; which.dispatchEvent(new Event('change')); })()")
+    assert chromium.run(shown) == ["2"]
+
+
+def test_the_theme_can_be_chosen_against_the_system(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["one"], dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = []
+    for _ in range(4):
+        seen.append((chromium.run("document.getElementById('scheme').textContent"), chromium.run(ground)))
+        chromium.run("document.getElementById('theme').click()")
+    assert [name for name, _ in seen] == ["system", "light", "dark", "system"]
+    assert seen[0] == seen[3]
+    assert seen[0][1] == seen[2][1] != seen[1][1]
+    chromium.run("localStorage.clear()")
+
+
+BASICS = """(() => {
+  const wrong = [];
+  const name = (one) => one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') || one.innerText || (one.labels && one.labels.length);
+  for (const one of document.querySelectorAll('button, select, a, summary, [role=region], [role=group], [role=slider], [role=img]'))
+    if (!name(one) && !one.closest('[hidden]')) wrong.push(one.outerHTML.slice(0, 120));
+  for (const one of document.querySelectorAll('img:not([alt])')) wrong.push('image without words');
+  for (const one of document.querySelectorAll('th:not([scope])')) wrong.push('th without scope: ' + one.innerText);
+  for (const one of document.querySelectorAll('table:not(.facts)')) if (!one.caption) wrong.push('table without caption');
+  const ids = [...document.querySelectorAll('[id]')].map((one) => one.id);
+  if (new Set(ids).size !== ids.length) wrong.push('an id comes twice');
+  if (!document.documentElement.lang || !document.title) wrong.push('no language or title');
+  if (document.querySelectorAll('h1').length !== 1) wrong.push('not one h1');
+  let level = 1;
+  for (const one of document.querySelectorAll('h1, h2, h3, h4')) {
+    const next = Number(one.tagName[1]);
+    if (next > level + 1) wrong.push('a heading is skipped before ' + one.innerText);
+    level = next;
+  }
+  return wrong;
+})()"""
+
+CONTRAST = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (one) => one / 255 <= 0.04045 ? one / 255 / 12.92 : ((one / 255 + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = (one) => {
+    for (let at = one; at; at = at.parentElement) {
+      const found = rgba(getComputedStyle(at).backgroundColor);
+      if (found[3] > 250) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const one = walk.currentNode.parentElement, text = walk.currentNode.textContent.trim();
+    if (!text || !one.checkVisibility() || one.closest('script, style, .unseen, .skip')) continue;
+    const style = getComputedStyle(one), size = parseFloat(style.fontSize);
+    const front = light(rgba(one instanceof SVGElement ? style.fill : style.color)), back = light(behind(one));
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    const needed = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
+    found.push({ratio, needed, text: text.slice(0, 40), kind: one.className.baseVal ?? one.className});
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_everything_has_a_name_and_all_text_stands_out(chromium: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
+    chromium.open(pages[name], dark=dark)
+    chromium.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert chromium.run(BASICS) == []
+    found = chromium.run(CONTRAST)
+    assert len(found) > 200
+    assert [one for one in found if one["ratio"] < one["needed"]] == []
+
+
+def data(chromium: Browser) -> Any:
+    return json.loads(chromium.run("document.getElementById('data').textContent"))
+
+
+def where(chromium: Browser, element: str) -> dict[str, float]:
+    """Bring an element into sight and return its place."""
+    chromium.run(f"{element}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    box: dict[str, float] = chromium.run(f"{element}.getBoundingClientRect().toJSON()")
+    return box
