@@ -28,6 +28,7 @@ from atcl.journal import Record, append, read
 from atcl.ledger import Job
 from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews
 from atcl.places.crews import RETRIES, spread, travelling
+from atcl.places.on_local import PACK, fill_packed, packed
 from atcl.places.working import Died, Done, Failed, Outcome, Taken
 from atcl.reproducing import Reproduce, fill, planned
 from atcl.settings import parse
@@ -113,6 +114,24 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
         assert f"{one}: done after" in said.getvalue()
     assert said.getvalue().count("it goes on where it was") == 1  # an end of time is no death
     assert f"(1 of {RETRIES} times)" in said.getvalue()
+
+
+def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_process(alone: dict[int, Job], tmp_path: Path) -> None:
+    jobs, said = [job(tmp_path, seed, LONG) for seed in alone], io.StringIO()
+    assert packed(jobs) == [jobs]
+    fill_packed(jobs, Console(file=said, width=400), measuring=2, threads=1)
+    for one in jobs:
+        assert told(one) == told(alone[one.seed])
+        assert read_json(one.path)["engine"]["together"] == len(jobs)
+    assert packed(jobs) == []
+
+
+def test_runs_of_one_recipe_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
+    many, other = [job(tmp_path, seed) for seed in range(PACK + 1)], job(tmp_path, 1, LONG)
+    trained = job(tmp_path, PACK + 1)
+    trained.folder.mkdir(parents=True)
+    write_json(trained.folder / "result.json", {})
+    assert packed([many[0], other, trained, *many]) == [many[:PACK], many[PACK:], [other]]
 
 
 @dataclass

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from atcl import boards
-from atcl.console import Judging, Live, caption, held_table, metrics_table, schedule_table
+from atcl.console import Judging, caption, held_table, lives, metrics_table, schedule_table
 from atcl.errors import AtclError, pick
 from atcl.exporting import EXPORTS, export
 from atcl.figures.command import Figure
@@ -264,11 +264,10 @@ def _train(
     problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
     tensorboard: bool = False,
 ) -> list[Run]:  # fmt: skip
-    with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
-        lives = [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
-        logged = [boards.Logged(live) for live in lives] if tensorboard else []
+    with lives(console, seeds) as shown:
+        logged = [boards.Logged(live) for live in shown] if tensorboard else []
         trained = train_together(
-            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or lives, engine=engine,
+            wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or shown, engine=engine,
             deterministic=deterministic, observe=observe, every=every,
         )  # fmt: skip
         for log, run in zip(logged, trained, strict=False):

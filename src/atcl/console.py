@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from rich.console import Console
@@ -76,6 +77,13 @@ class Live(Shown, Watcher):
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(self.label + text, highlight=False)
+
+
+@contextmanager
+def lives(console: Console, seeds: Sequence[int]) -> Iterator[list[Live]]:
+    """Show runs of several seeds in one display, each line with its seed."""
+    with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
+        yield [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
 
 
 class Together(Shown):

@@ -12,8 +12,9 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
-from atcl.console import Judging, Live, Together
+from atcl.console import Judging, Live, Together, lives
 from atcl.environment import hardware, resolve
 from atcl.errors import AtclError
 from atcl.files import Held
@@ -21,7 +22,11 @@ from atcl.journal import Record
 from atcl.ledger import Job
 from atcl.places.crews import Crew, Terms, spread
 from atcl.places.working import Died, Done, Failed, Outcome, Taken, measured, trained, work
+from atcl.running import train_together
 from atcl.stages import Watcher
+
+PACK = 4  # models that train together on one GPU
+MEASURING = 4  # runs that are measured side by side on one GPU
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,12 @@ class Local:
         target, cores = resolve(terms.device), len(os.sched_getaffinity(0))
         strong = target.type == "cuda"
         workers = terms.workers or (1 if strong else cores)
+        packs = strong and not terms.workers
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
+            if packs and len(jobs) > 1:
+                fill_packed(jobs, console, min(MEASURING, max(1, cores // 2)), terms.threads or torch.get_num_threads())
+                return
             if workers == 1 or len(jobs) < 2:
                 with _threads(terms.threads or torch.get_num_threads()):
                     spread(jobs, OneByOne(console, len(jobs)), Together(console, jobs))
@@ -45,6 +54,31 @@ class Local:
                 spread(jobs, SideBySide(workers, threads), bar)
 
         yield Crew(terms.device, strong, hardware(target)["device"], workers, fill)
+
+
+def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: int) -> None:
+    """Carry jobs out on one GPU: seeds of one recipe train together, then runs are measured side by side, since attacks wait for the host."""
+    for pack in packed(jobs):
+        console.print(f"{pack[0].what.words}, seeds {' '.join(str(job.seed) for job in pack)}", highlight=False, soft_wrap=True)
+        try:
+            with lives(console, [job.seed for job in pack]) as watchers:
+                train_together(
+                    pack[0].what.recipe, name=pack[0].what.name, seeds=[job.seed for job in pack], outs=[job.folder for job in pack],
+                    device=pack[0].device, data_dir=pack[0].data_dir, watchers=watchers,
+                )  # fmt: skip
+        except AtclError as error:  # each run is tried again alone, which tells what is to be told
+            console.print(f"[yellow]{escape(str(error))}", highlight=False, soft_wrap=True)
+    with Together(console, jobs) as bar:
+        spread(jobs, SideBySide(measuring, threads), bar)
+
+
+def packed(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs that are still to be trained, those of one recipe together, `PACK` at most."""
+    groups: dict[tuple[object, ...], list[Job]] = {}
+    for job in dict.fromkeys(jobs):
+        if job.new and not (job.folder / "result.json").exists():
+            groups.setdefault((job.what, job.device, job.data_dir), []).append(job)
+    return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
 
 
 @dataclass
