@@ -5,7 +5,6 @@ python benchmarks/parity.py --recipe kuzushiji/warmup-pla --epochs 32 --seeds 1 
 The natural opening stays as long as it is; the rise of the attack, the fall of gamma and the memory of predictions are shortened in proportion.
 """
 
-import json
 import statistics
 import tempfile
 import time
@@ -13,10 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
 from atcl.environment import environment, resolve
 from atcl.experiments import MEASURED
+from atcl.files import read_json, write_json
 from atcl.precisions import Precision
 from atcl.recipes import Recipe, recipe
 from atcl.running import train_together
@@ -59,59 +60,54 @@ def shortened(wanted: Recipe, epochs: int, precision: Precision) -> Recipe:
     return replace(wanted, stages=(short,), selection="last")
 
 
-def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how far each way's mean lies from the last way's, beside the deviation of the seeds of both."""
-    reference, told = rows[-1], []
-    for row in rows[:-1]:
-        for name in MEASURED:
-            ours, theirs = (list(one["accuracies"][name].values()) for one in (row, reference))
+def compared(rows: dict[str, dict[str, Any]], reference: str) -> list[dict[str, Any]]:
+    """Return how far each way's mean lies from that of one of them, beside the deviation of the seeds of both."""
+    told = []
+    for way, row in rows.items():
+        for name in MEASURED if way != reference else ():
+            ours, theirs = (list(one["accuracies"][name].values()) for one in (row, rows[reference]))
             spread = statistics.mean([statistics.stdev(ours), statistics.stdev(theirs)])
-            told.append({"way": row["way"], "name": name, "difference": statistics.mean(ours) - statistics.mean(theirs), "deviation": spread})
+            told.append({"way": way, "name": name, "difference": statistics.mean(ours) - statistics.mean(theirs), "deviation": spread})
     return told
 
 
+def trained(short: Recipe, options: Options, device: torch.device) -> dict[str, Any]:
+    """Train a model for each seed, and return what is kept of them."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = train_together(
+            short, seeds=options.seeds, outs=[Path(folder, str(seed)) for seed in options.seeds], device=options.device,
+            data_dir=options.data_dir, engine=options.engine,
+        )  # fmt: skip
+        found = {name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs} for name in MEASURED}
+        first = runs[0].result
+    told = {"accuracies": found, "engine": first["engine"], "digest": first["digest"], "seconds": time.perf_counter() - began}
+    return {**told, "environment": environment(device)}
+
+
 def main(options: Options) -> None:
-    """Train, and print a line for each way and measure."""
+    """Train what is not there yet, and print a line for each way and measure."""
     wanted, device, began = recipe(options.recipe), resolve(options.device), time.perf_counter()
-    done = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
-    told: dict[str, Any] = {"options": {name: str(value) for name, value in asdict(options).items()}, "rows": []}
+    rows: dict[str, dict[str, Any]] = read_json(options.out)["rows"] if options.out and options.out.exists() else {}
     for way in options.ways:
-        if time.perf_counter() - began > options.limit:
-            break
         attack, update = way.split("/")
         short = shortened(wanted, options.epochs, Precision(attack, update))  # type: ignore[arg-type]
-        if same := [row for row in done if row["digest"] == digest(short) and set(row["accuracies"]["natural"]) == {*map(str, options.seeds)}]:
-            told["rows"].append(same[0])
-            continue
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            runs = train_together(
-                short, seeds=options.seeds, outs=[Path(folder, str(seed)) for seed in options.seeds], device=options.device,
-                data_dir=options.data_dir, engine=options.engine,
-            )  # fmt: skip
-            found = {name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs} for name in MEASURED}
-            told["rows"].append(
-                {
-                    "way": way,
-                    "accuracies": found,
-                    "engine": runs[0].result["engine"],
-                    "digest": runs[0].result["digest"],
-                    "seconds": time.perf_counter() - started,
-                    "environment": environment(device),
-                }
-            )
-        for name, accuracies in found.items():
-            print(f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  seeds {accuracies}", flush=True)
+        there = way in rows and rows[way]["digest"] == digest(short) and set(rows[way]["accuracies"]["natural"]) == {*map(str, options.seeds)}
+        if not there:
+            if time.perf_counter() - began > options.limit:
+                raise SystemExit(f"{way} is not begun: the limit of {options.limit:.0f} seconds is over")
+            rows[way] = trained(short, options, device)
+        told: dict[str, Any] = {"options": {name: str(value) for name, value in asdict(options).items() if name != "out"}, "rows": rows}
+        reference = options.ways[-1]
+        if reference in rows and len(rows) > 1 and len(options.seeds) > 1:
+            told["compared"] = compared(rows, reference)
         if options.out:
-            options.out.write_text(json.dumps(told, indent=2) + "\n")
-    if len(told["rows"]) > 1 and len(options.seeds) > 1:
-        told["compared"] = compared(told["rows"])
-        for one in told["compared"]:
-            print(
-                f"{one['way']} - {told['rows'][-1]['way']}: {one['name']:8} {one['difference']:+.2f}, deviation of the seeds {one['deviation']:.2f}"
-            )
-        if options.out:
-            options.out.write_text(json.dumps(told, indent=2) + "\n")
+            write_json(options.out, told)
+        for name, accuracies in rows[way]["accuracies"].items():
+            seeds = "  ".join(f"{seed}: {value:.2f}" for seed, value in accuracies.items())
+            print(f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  ({seeds}; {rows[way]['environment']['commit']})", flush=True)
+    for one in told.get("compared", []):
+        print(f"{one['way']} - {reference}: {one['name']:8} {one['difference']:+.2f}, deviation of the seeds {one['deviation']:.2f}")
 
 
 if __name__ == "__main__":

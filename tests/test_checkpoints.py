@@ -1,5 +1,6 @@
 import errno
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,47 @@ def test_a_redone_epoch_replaces_its_damaged_twin(tmp_path: Path) -> None:
     assert [int(state["epoch"]) for state in states] == [5, 4]
 
 
+def test_what_is_written_later_is_what_was_there_when_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, real = threading.Event(), write_whole
+
+    def waiting(path: Path, content: bytes) -> None:
+        assert gate.wait(10)
+        real(path, content)
+
+    monkeypatch.setattr(checkpoints, "write_whole", waiting)
+    weights = torch.ones(3)
+    with checkpoints.Writer(tmp_path) as writer:
+        writer.save(0, 1, {"weights": weights})
+        weights.zero_()
+        assert not checkpoints.stored(tmp_path)  # training goes on before it is written
+        gate.set()
+    assert [checkpoints.unpacked(path.read_bytes(), path)["weights"].tolist() for path in checkpoints.stored(tmp_path)] == [[1, 1, 1]]
+
+
+def test_a_write_that_fails_is_told_at_the_next_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "write_whole", full)
+
+    def write(epochs: int, wrong: Exception | None = None) -> None:
+        with checkpoints.Writer(tmp_path) as writer:
+            for epoch in range(epochs):
+                began.append(epoch)
+                writer.save(0, epoch, {"epoch": torch.tensor(epoch)})
+            if wrong:
+                raise wrong
+
+    began: list[int] = []
+    with pytest.raises(OSError, match="No space"):
+        write(5)
+    assert began == [0, 1]
+    with pytest.raises(OSError, match="No space"):
+        write(1)
+    with pytest.raises(KeyError):  # what ended the run is told, not what came of it
+        write(1, KeyError())
+
+
 class PowerCut(BaseException):
     """Nothing catches it, as nothing runs after a power cut."""
 
@@ -154,13 +196,14 @@ def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypa
         return records, (folder / "model.safetensors").read_bytes()
 
     run(tmp_path / "whole")
-    real, calls = getattr(os, verb), 0
+    real, calls, lock = getattr(os, verb), 0, threading.Lock()
 
     def failing(*words: object, **more: object) -> object:
         nonlocal calls
-        calls += 1
-        if calls == fatal:
-            raise PowerCut
+        with lock:  # checkpoints are written in a thread of their own
+            calls += 1
+            if calls >= fatal:  # nothing is written after a power cut, by whichever thread
+                raise PowerCut
         return real(*words, **more)
 
     for fatal in range(1, 200):

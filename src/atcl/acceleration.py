@@ -21,6 +21,7 @@ SMALLEST = 32
 class Tape:
     """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
 
+    stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
     plays: int = 0  # forward passes so far
     pool: Any = None
 
@@ -47,11 +48,13 @@ class Replayed(Module):
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
-        self.tape = Tape()
+        self.tape: Tape | None = None
+        self.faithful = True  # whether recordings answer as the model does
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
-        recording = self._recording(x) if x.is_cuda and x.dtype == torch.float32 and 0 < len(x) <= self.sizes[-1] else None
+        fits = x.is_cuda and x.dtype == torch.float32 and 0 < len(x) <= self.sizes[-1]
+        recording = self._recording(x) if fits and self.faithful else None
         if recording is None:
             out: Tensor = self.model(x)
             return out
@@ -64,8 +67,12 @@ class Replayed(Module):
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                self.recordings[key] = _checked(_record(self.model, _channels_last(torch.rand(key, device=x.device)), self.tape), self.model)
-        return self.recordings[key]
+                self.tape = self.tape or Tape(torch.cuda.Stream(x.device))
+                found = self.recordings[key] = _record(self.model, _channels_last(torch.rand(key, device=x.device)), self.tape)
+            if found and not _agrees(found, self.model):
+                self.faithful = False
+                self.recordings.clear()
+        return self.recordings.get(key)
 
 
 def sizes(largest: int) -> list[int]:
@@ -86,8 +93,10 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        yield Replayed(model, batch_size)
+        quick = Replayed(model, batch_size)
+        yield quick
     finally:
+        quick.recordings.clear()
         torch.cuda.empty_cache()  # what recordings took serves nothing else until then
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -126,7 +135,7 @@ def _play(recording: Recording, x: Tensor) -> Tensor:
 
 def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
     """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
-    side = torch.cuda.Stream(like.device)
+    side = tape.stream
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side), torch.enable_grad():  # before recording, libraries choose their kernels
         for mode in ("default", "default", "error"):
@@ -135,25 +144,23 @@ def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
     torch.cuda.current_stream(like.device).wait_stream(side)
     forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
     with torch.enable_grad():
-        with torch.cuda.graph(forward, pool=tape.pool):
+        with torch.cuda.graph(forward, pool=tape.pool, stream=side):
             logits = model(x)
         tape.pool = forward.pool()
         upstream = torch.zeros_like(logits)
-        with torch.cuda.graph(backward, pool=tape.pool):
+        with torch.cuda.graph(backward, pool=tape.pool, stream=side):
             (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
     # the graphs' own tensors, without the history that only recording needed
     return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
 
 
-def _checked(recording: Recording | None, model: Module) -> Recording | None:
-    """Return the recording, or None where it answers otherwise than the model, as for one whose rows look at each other."""
-    if recording is None:
-        return None
+def _agrees(recording: Recording, model: Module) -> bool:
+    """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
     x = recording.x[: len(recording.x) // 2 + 1].clone()
     recording.x.zero_()
     with torch.no_grad():
         ours, theirs = _play(recording, x)[: len(x)], model(x)
-    return recording if float((ours - theirs).norm()) <= 0.05 * float(theirs.norm()) + 1e-6 else None
+    return float((ours - theirs).norm()) <= 0.05 * float(theirs.norm()) + 1e-6
 
 
 def _passes(model: Module, x: Tensor, mode: str) -> bool:

@@ -60,7 +60,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.wait()
-        except OSError:
+        except Exception:
             if kind is None:  # else what ended the run is told
                 raise
         finally:

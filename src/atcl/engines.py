@@ -104,6 +104,7 @@ def recorded(step: Step, rng: Generator) -> Step:
     """Return a step that is replayed from a CUDA graph, one for each kind of batch, after it was run a few times as it is written."""
     plays: Counter[tuple[int, int, bool]] = Counter()
     recordings: dict[tuple[int, int, bool], Recording] = {}
+    stream = own_stream(rng.device)
 
     def run(index: Tensor, steps: int, remember: bool) -> Tensor:
         kind = (len(index), steps, remember)
@@ -113,24 +114,27 @@ def recorded(step: Step, rng: Generator) -> Step:
         if kind not in recordings:
             for old in [other for other in recordings if other[1:] != kind[1:]]:  # of an epoch that is over
                 del recordings[old]
-            recordings[kind] = Recording(step, index, steps, remember, rng)
+            recordings[kind] = Recording(step, index, steps, remember, rng, stream)
         return recordings[kind].play(index)
 
     return run
 
 
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream that no evaluation records on: PyTorch hands out 32 of each priority in turn, and others take the ordinary ones."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
 class Recording:
     """One kind of step in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
 
-    def __init__(self, step: Step, index: Tensor, steps: int, remember: bool, rng: Generator) -> None:
+    def __init__(self, step: Step, index: Tensor, steps: int, remember: bool, rng: Generator, stream: torch.cuda.Stream) -> None:
         self.index = index.clone()
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(rng)
-        # libraries keep a workspace for each stream, and its address goes into the recording: models that take turns record on streams of their own
-        current = torch.cuda.current_stream(index.device)
-        own = None if current == torch.cuda.default_stream(index.device) else current
+        # libraries keep a workspace for each stream, and its address goes into the recording: what runs at once records on streams of its own
         # others may use the GPU meanwhile: only what this thread does is recorded
-        with torch.cuda.device(index.device), torch.cuda.graph(self.graph, stream=own, capture_error_mode="thread_local"):
+        with torch.cuda.device(index.device), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.tally = step(self.index, steps, remember)
 
     def play(self, index: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The machine: which device to use, and what the numbers were made with."""
 
+import gc
 import os
 import platform
 import subprocess
@@ -62,6 +63,13 @@ def repeatable(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = chosen
         if workspace is None:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+def free_memory() -> None:
+    """Give back what a GPU holds for tensors and recordings that are gone, so that other processes can have it."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

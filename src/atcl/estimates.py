@@ -45,10 +45,16 @@ def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]
     return sum(part for part in parts.values() if part is not None), [name for name, part in parts.items() if part is None]
 
 
+def _share(told: dict[str, Any]) -> float:
+    """Return the seconds of a run's training, without the turns of those that shared the device with it."""
+    together: int = told.get("engine", {}).get("together", 1)
+    return float(told["training_seconds"]) / together
+
+
 def _training(wanted: Recipe, alike: Sequence[tuple[dict[str, Any], Recipe]]) -> float | None:
     """Return the seconds of the same recipe, else of one like it for each pass through the network, since epochs differ in their attack."""
-    same = [one["training_seconds"] for one, made in alike if made == wanted]
-    a_pass = [one["training_seconds"] / sum(costs(made).values()) for one, made in alike if _batches(made) == _batches(wanted)]
+    same = [_share(one) for one, made in alike if made == wanted]
+    a_pass = [_share(one) / sum(costs(made).values()) for one, made in alike if _batches(made) == _batches(wanted)]
     return _mean(same) if same else _mean([one * sum(costs(wanted).values()) for one in a_pass])
 
 

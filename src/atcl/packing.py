@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from atcl.engines import own_stream
 from atcl.errors import AtclError
 from atcl.seeds import OwnRandom
 
@@ -41,7 +42,8 @@ def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
     All have their first turn first: an error there, before anything is trained, stops all. A later one stops its own task, and is raised when the
     others are done.
     """
-    lanes = [Lane(task, torch.cuda.Stream(device) if device.type == "cuda" and len(tasks) > 1 else None) for task in tasks]
+    several = device.type == "cuda" and len(tasks) > 1
+    lanes = [Lane(task, own_stream(device) if several else None) for task in tasks]
     errors: list[Exception] = []
     try:
         active = [lane for lane in lanes if lane.advance()]

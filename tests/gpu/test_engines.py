@@ -1,20 +1,24 @@
 """Engines on a GPU: recorded steps draw, compute, resume and share the device as they should; without a GPU these tests skip."""
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from atcl.engines import EAGER, PLAIN, Engine, Recording, engine_of, waits
+from atcl.attacks import NORMS, Ascend, ascent
+from atcl.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
+from atcl.models import MODELS
 from atcl.precisions import Precision
 from atcl.recipes import Recipe
 from atcl.running import train, train_together
 from atcl.runs import Problem
 from atcl.stages import Watcher
 from atcl.training import Learner, Stage, fit
-from atcl.twins import tensors_of
+from atcl.twins import Twin, tensors_of
 from tests import tiny
 from tests.test_engines import KINDS, hold_parts, said
 
@@ -38,6 +42,44 @@ def _as_new() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_parts_do_what_is_written(name: str) -> None:
     hold_parts(*KINDS[name], CUDA, said)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
+def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str) -> None:
+    torch.manual_seed(0)
+    shape = (1, 28, 28) if name == "small_cnn" else (3, 32, 32)
+    model = MODELS[name](10, shape).to(CUDA).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.add_(0.02 * torch.randn_like(parameter))  # the last layer starts at zero
+    x, labels = torch.rand(64, *shape, device=CUDA), torch.arange(64, device=CUDA) % 10
+    twin = Twin(model, settle=True)
+    assert twin.settled
+
+    def stepped(net: nn.Module, run: Ascend) -> Tensor:
+        return run(net, x, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), 0.3, 0.01, NORMS["linf"])
+
+    assert (stepped(twin, said(ascent)) == stepped(model, ascent)).float().mean() >= 0.98  # the sign amplifies rounding
+
+
+def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: dict[int, set[int]] = defaultdict(set)
+    begin = Recording.__init__
+
+    def noting(self: Recording, step: Step, index: Tensor, steps: int, remember: bool, rng: torch.Generator, stream: torch.cuda.Stream) -> None:
+        streams[id(rng)].add(stream.cuda_stream)
+        begin(self, step, index, steps, remember, rng, stream)
+
+    monkeypatch.setattr(Recording, "__init__", noting)
+    recipe = tiny.RECIPES["cifar10/warmup-pla"]
+    recipe = replace(recipe, stages=tuple(replace(stage, epochs=PLAIN + 3) for stage in recipe.stages))
+    outs = [tmp_path / str(seed) for seed in (1, 2, 3)]
+    train_together(
+        recipe, seeds=[1, 2, 3], outs=outs, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, engine="captured",
+        deterministic=True,
+    )  # fmt: skip
+    used = [stream for one in streams.values() for stream in one]
+    assert len(streams) == len(used) == len(set(used)) == 3
+    assert not {torch.cuda.Stream().cuda_stream for _ in range(64)} & set(used)  # those that evaluations record on
 
 
 def learnt(recipe: Recipe, stage: Stage, engine: Engine) -> tuple[Tensor, Tensor]:

@@ -45,10 +45,11 @@ def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> No
     assert len(quick.recordings) == len(sizes(100))
 
 
-def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch() -> None:
+@pytest.mark.parametrize("others", [40, 64, 10])
+def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch(others: int) -> None:
     net = model()
     quick = Replayed(net, 64)
-    one, two = (torch.rand(40, 1, 28, 28, device="cuda").requires_grad_() for _ in range(2))
+    one, two = (torch.rand(rows, 1, 28, 28, device="cuda").requires_grad_() for rows in (40, others))  # of another size: another recording
     late = quick(one)
     between = quick(two)
     for _ in range(2):
@@ -96,5 +97,8 @@ def test_a_model_whose_rows_look_at_each_other_is_asked_itself() -> None:
             return out
 
     net = Mixing()
-    x = torch.rand(20, 1, 28, 28, device="cuda")
-    torch.testing.assert_close(Replayed(net, 64)(x), net(x))
+    quick = Replayed(net, 64)
+    for rows in (20, 50, 20):
+        x = torch.rand(rows, 1, 28, 28, device="cuda")
+        torch.testing.assert_close(quick(x), net(x))
+    assert not quick.recordings

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +13,9 @@ from multiprocessing.context import SpawnProcess
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from atcl.console import Judging, Live, Together, lives
-from atcl.environment import hardware, resolve
+from atcl.environment import free_memory, hardware, resolve
 from atcl.errors import AtclError
 from atcl.files import Held
 from atcl.journal import Record
@@ -43,7 +43,9 @@ class Local:
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             if packs and len(jobs) > 1:
-                fill_packed(jobs, console, min(MEASURING, max(1, cores // 2)), terms.threads or torch.get_num_threads())
+                measuring = min(MEASURING, max(1, cores // 2))
+                with _threads(terms.threads or torch.get_num_threads()):
+                    fill_packed(jobs, console, measuring, terms.threads or max(1, cores // measuring))
                 return
             if workers == 1 or len(jobs) < 2:
                 with _threads(terms.threads or torch.get_num_threads()):
@@ -58,16 +60,23 @@ class Local:
 
 def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: int) -> None:
     """Carry jobs out on one GPU: seeds of one recipe train together, then runs are measured side by side, since attacks wait for the host."""
-    for pack in packed(jobs):
-        console.print(f"{pack[0].what.words}, seeds {' '.join(str(job.seed) for job in pack)}", highlight=False, soft_wrap=True)
+    packs = deque(packed(jobs))
+    while packs:
+        pack = packs.popleft()
+        console.print(f"{pack[0].what.words}, seeds {' '.join(str(job.seed) for job in pack)}", highlight=False, markup=False, soft_wrap=True)
         try:
             with lives(console, [job.seed for job in pack]) as watchers:
                 train_together(
                     pack[0].what.recipe, name=pack[0].what.name, seeds=[job.seed for job in pack], outs=[job.folder for job in pack],
                     device=pack[0].device, data_dir=pack[0].data_dir, watchers=watchers,
                 )  # fmt: skip
+        except torch.OutOfMemoryError:
+            if len(pack) > 1:
+                console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
+                packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
         except AtclError as error:  # each run is tried again alone, which tells what is to be told
-            console.print(f"[yellow]{escape(str(error))}", highlight=False, soft_wrap=True)
+            console.print(str(error), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        free_memory()
     with Together(console, jobs) as bar:
         spread(jobs, SideBySide(measuring, threads), bar)
 

@@ -73,6 +73,8 @@ def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
         return Taken()
     except AtclError as error:
         return Failed(str(error))
+    except torch.OutOfMemoryError:
+        return Died("the GPU had no memory left")
     except Exception as error:
         return Failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", traceback.format_exc()[-20_000:])
     return Done(time.perf_counter() - began)
