@@ -164,7 +164,7 @@
       const values = this.values(at);
       if (!several) {
         const [one] = this.values(at, Infinity);
-        this.output.replaceChildren(...(one ? [make("small", {}, epoch === null ? "last" : `epoch ${one.x}`), said(one.y, this.panel.unit), make("small", {}, one.of)] : []));
+        this.output.replaceChildren(...(one ? [make("small", {}, epoch === null ? "last" : `epoch ${one.x}`), said(one.y, this.panel.unit)] : []));
       }
       this.box.setAttribute("aria-valuenow", this.xs[near(this.xs, at)]);
       this.box.setAttribute("aria-valuetext", `epoch ${this.xs[near(this.xs, at)]}`);
