@@ -266,7 +266,8 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
     if any(group.pending and len(group.members) > 1 for group in groups):
         note += "Where some seeds have not come so far, a line goes on as the mean of the others; pointing at it tells of how many. "
     if not accuracies and any(group.recipe.dataset != OWN for group in groups):
-        note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; `atcl train … --observe test --observe-every 1` records it."
+        note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; "
+        note += "`atcl train … --observe test --observe-every 1` records it."
     keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
     live = el("p", "", id="told", class_="unseen", aria_live="polite")
     missing = el("noscript", el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"))
