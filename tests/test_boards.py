@@ -88,6 +88,18 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> 
     assert [text for text in hears.said if "TensorBoard" in text]
 
 
+def test_a_log_that_has_failed_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: boards.Log, record: journal.Record, when: float | None = None) -> None:
+        raise OSError("no space left")
+
+    log = boards.Logged(Watcher())
+    with monkeypatch.context() as patched:
+        patched.setattr(boards.Log, "add", full)
+        run = go(tmp_path, watcher=log)
+    log.close(run)  # by now there would be room
+    assert logged(run) == {}
+
+
 def test_the_flag_logs_also_a_run_that_is_finished(tmp_path: Path) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), "--no-report", *SMALL]) == 0
     assert not (tmp_path / "run" / boards.FOLDER).exists()

@@ -1,8 +1,10 @@
 """The page as data and as HTML: what it tells, what it leaves out, and that no name can become part of its code."""
 
+import ast
 import json
 import re
 import shlex
+import statistics
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,9 +18,10 @@ from atcl.cli import main
 from atcl.errors import AtclError
 from atcl.figures.style import SERIES, STYLES
 from atcl.files import read_json, write_json
+from atcl.labels import Complementary, FromFile, weaken
 from atcl.masking import CHECKS
 from atcl.page import report
-from atcl.page.curves import DARK, DASHES, PANELS, contrast, drawn, on_dark
+from atcl.page.curves import DARK, DASHES, PANELS, columns_of, contrast, drawn, on_dark
 from atcl.page.gathering import TITLES, Told, grouped, overrides, rerun
 from atcl.page.looking import Seen, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, see, side_for
 from atcl.page.markup import Markup, el, embedded
@@ -28,7 +31,7 @@ from atcl.recipes import METHODS, RECIPES, recipe
 from atcl.running import train
 from atcl.runs import Problem, Run, open_run
 from atcl.schedules import CosineRise
-from atcl.settings import overridden, to_data
+from atcl.settings import options, overridden, to_data
 from atcl.stages import Watcher
 from atcl.training import Sgd
 from tests import tiny
@@ -131,6 +134,107 @@ def open_variant(folder: Path, name: str, *words: str) -> Run:
     told = {"name": name, "seed": 1, "classes": 10, "shape": list(wanted.shape), "names": None, "recipe": to_data(wanted), "test": None}
     write_json(folder / "recipe.json", told)
     return run
+
+
+def after(folder: Path, seed: int, epochs: int) -> Run:
+    """A run like `finished` of another seed, which has come to an epoch; at 100 it has its result."""
+    run = replace(finished(folder), seed=seed)
+    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text("".join(lines[:epochs]))
+    if epochs < len(lines):
+        (folder / "result.json").unlink()
+    return run
+
+
+def test_a_young_seed_does_not_cut_the_curves_of_its_group(tmp_path: Path) -> None:
+    groups = grouped([after(tmp_path / str(seed), seed, epochs) for seed, epochs in ((1, 100), (2, 100), (3, 2))])
+    (line,) = next(panel for panel in drawn(groups)["panels"] if panel["id"] == "loss")["lines"]
+    assert line["x"] == list(range(1, 101))
+    assert line["n"] == [3, 3] + 98 * [2]
+    assert line["y"] == pytest.approx([1 / epoch for epoch in range(1, 101)], rel=1e-4)
+    assert "n" not in drawn(grouped([after(tmp_path / "4", 4, 100)]))["panels"][0]["lines"][0]
+
+
+def test_seeds_recorded_now_and_then_are_averaged_where_they_meet() -> None:
+    assert columns_of([{2: 1.0, 4: 2.0, 6: 3.0}, {1: 7.0, 2: 8.0, 3: 9.0, 4: 10.0}]) == {2: [1.0, 8.0], 4: [2.0, 10.0], 6: [3.0]}
+    assert columns_of([{1: 1.0, 3: 2.0}, {2: 7.0}]) == {3: [2.0]}  # never empty, even where they share no epoch
+
+
+def test_a_repeated_seed_stands_apart(tmp_path: Path) -> None:
+    groups = grouped([after(tmp_path / name, seed, 100) for name, seed in (("seed-1", 1), ("seed-2", 2), ("seed-1-again", 1))])
+    assert [[one.run.seed for one in group.members] for group in groups] == [[1, 2], [1]]
+    assert [group.label for group in groups] == ["warm-up + PLA (seed-1, …)", "warm-up + PLA (seed-1-again)"]
+    assert len({group.style for group in groups}) == 2
+
+
+def test_data_of_ones_own_are_told_apart_wherever_the_runs_lie_and_seeds_are_averaged(tmp_path: Path) -> None:
+    wanted = tiny.RECIPES["own/warmup-pla"]
+    other = replace(own(wanted), train=weaken(tiny.split(seed=5), Complementary(), seed=3))
+    runs = [
+        train(wanted, name="own/warmup-pla", seed=seed, out=tmp_path / folder, device="cpu", problem=problem, build=tiny.TinyNet)
+        for folder, seed, problem in (("cats", 1, own(wanted)), ("dogs", 2, other), ("far/cats", 2, own(wanted)))
+    ]
+    groups = grouped(runs)
+    assert [[one.run.folder.name for one in group.members] for group in groups] == [["cats", "cats"], ["dogs"]]
+    assert [group.label for group in groups] == ["warm-up + PLA (cats, …)", "warm-up + PLA (dogs)"]
+    values = [100 * run.result["held"]["robust"]["mean"] for run in (runs[0], runs[2])]
+    _, words = read(report([runs[0], runs[2]], tmp_path / "page.html", gallery=False))
+    tile = words[words.index("estimated robust") : words.index("Results")]
+    assert f"{statistics.fmean(values):.1f} ± {statistics.pstdev(values):.1f} %" in tile
+    assert "standard error" not in tile
+    _, words = read(report(runs[0], gallery=False))
+    assert "by held-out labels, ± standard error" in words
+    assert "after what held-out labels tell of one run, it is a standard error" in words
+
+
+def test_runs_that_are_not_finished_do_not_count_as_measured(tmp_path: Path) -> None:
+    runs = [after(tmp_path / str(seed), seed, epochs) for seed, epochs in ((1, 100), (2, 100), (3, 2))]
+    (group,) = grouped(runs)
+    assert group.seeds == "seeds 1, 2 (1 not finished)"
+    assert grouped(runs[2:])[0].seeds == "seed 3 (not finished)"
+    _, words = read(report(runs, tmp_path / "one.html", gallery=False))
+    assert "warm-up + PLA, seeds 1, 2 (1 not finished): accuracy on the test set" in words
+    page = report([*runs, open_variant(tmp_path / "other", "kuzushiji/oracle")], tmp_path / "many.html", gallery=False)
+    assert "<td>2 (1 not finished)</td>" in page.read_text()
+    assert "4 runs, 2 not finished" in read(page)[1]
+
+
+def test_an_attack_that_was_not_tried_on_all_seeds_says_on_how_many(tmp_path: Path) -> None:
+    runs = [after(tmp_path / str(seed), seed, 100) for seed in (1, 2)]
+    told = runs[1].result
+    del told["metrics"]["cw30"]
+    write_json(runs[1].folder / "result.json", told)
+    assert "83.70 (1 of 2 seeds)" in read(report(runs, tmp_path / "page.html", gallery=False))[1]
+
+
+@pytest.mark.parametrize(("threads", "before"), [(8, "OMP_NUM_THREADS=8 "), ("8; touch broken;", ""), (None, "")])
+def test_only_a_number_of_threads_comes_into_the_command(tmp_path: Path, threads: object, before: str) -> None:
+    run = finished(tmp_path / "run")
+    write_json(run.folder / "result.json", {**run.result, "environment": {"device": "a CPU", "threads": threads}})
+    assert rerun(Told.of(run)).startswith(f"{before}atcl train kuzushiji/warmup-pla ")
+
+
+def test_no_name_of_a_model_comes_into_python_as_code(tmp_path: Path) -> None:
+    run = open_variant(tmp_path / "run", "digits/warmup-pla")
+    wild: Any = {"seed": "1)\nbroken(", "recipe": replace(run.recipe, model="Net)\nbroken(")}
+    tree = ast.parse(rerun(Told.of(replace(run, **wild))))
+    assert len(tree.body) == 2
+    assert {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} == {"atcl", "MODEL"}
+
+
+def test_a_path_with_an_apostrophe_is_quoted(tmp_path: Path) -> None:
+    run = open_variant(tmp_path / "run", "digits/warmup-pla")
+    path = "it's mine/not these.npy"
+    run = replace(run, recipe=replace(run.recipe, labels=FromFile(path)))
+    (line,) = [line for line in options(run.recipe) if line.startswith("--labels.path ")]
+    assert shlex.split(line) == ["--labels.path", path]
+    assert "atcl.open_run(" in rerun(Told.of(run))  # another kind of labels: no words can say it
+
+
+def test_a_setting_that_no_shell_would_read_costs_the_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_variant(tmp_path / "run", "digits/warmup-pla", "--stages.0.epochs", "3")
+    monkeypatch.setattr("atcl.page.gathering.options", lambda settings: [f"--labels.path it's {settings.stages[0].epochs}"])
+    assert overrides(run) is None
 
 
 @pytest.mark.parametrize("words", [(), ("--stages.0.epochs", "3"), ("--labels.number", "3", "--threat.epsilon", "0.1", "--selection", "test_pgd20")])

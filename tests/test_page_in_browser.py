@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from atcl.observing import FILE
 from atcl.page import report
 from atcl.page.writing import LIMIT
 from atcl.running import train
@@ -34,13 +35,21 @@ def trained(folder: Path, name: str, seed: int) -> Run:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page on one run, and one on three of two recipes."""
+    """A page on one run, one on three of two recipes, and one on two seeds of which the second has just begun."""
     folder = tmp_path_factory.mktemp("<script>window.broken=3")
     runs = [trained(folder / f"{name}-{seed}", f"digits/{name}", seed) for name, seed in (("warmup-pla", 1), ("warmup-pla", 2), ("oracle", 1))]
     test = tiny.split(40, seed=1)
     one = report(runs[0], folder / "one.html", test=test, build=tiny.TinyNet, device="cpu")
     many = report(runs, folder / "many.html", test=test, build=tiny.TinyNet, device="cpu")
-    return {"one": one, "many": many}
+    cut_short(runs[1])
+    return {"one": one, "many": many, "young": report(runs[:2], folder / "young.html", gallery=False)}
+
+
+def cut_short(run: Run) -> None:
+    """Leave of a run what it would have left if stopped after its second epoch."""
+    for path in (run.folder / "journal.jsonl", run.folder / FILE):
+        path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["epoch"] <= 2))
+    (run.folder / "result.json").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +113,27 @@ def test_pointing_at_a_curve_shows_the_value_and_a_line_in_all_panels(chromium: 
     assert chromium.run("[...document.querySelectorAll('.panel output')].every((one) => one.innerText.includes('epoch'))")
     chromium.point(2, 2)
     assert chromium.run("document.querySelectorAll('.hair').length") == 0
+
+
+SINGLES = """[...document.querySelectorAll('.plot')].flatMap((plot) => {
+  const frame = plot.getBoundingClientRect();
+  return [...plot.querySelectorAll('path.single, path.line')].map((path) => path.getBoundingClientRect())
+    .map((box) => box.left >= frame.left - 1 && box.right <= frame.right + 1);
+})"""
+
+
+def test_a_seed_that_has_just_begun_leaves_the_curves_whole(chromium: Browser, pages: dict[str, Path]) -> None:
+    chromium.open(pages["young"])
+    inside = chromium.run(SINGLES)
+    assert len(inside) == 3 * len(data(chromium)["panels"])
+    assert all(inside)
+    box = where(chromium, "document.querySelectorAll('.plot')[0]")
+    for share, epoch, alone in ((0.98, 5, True), (0.15, 1, False)):
+        chromium.point(box["x"] + box["width"] * share, box["y"] + 60)
+        said = chromium.run("document.querySelector('.tip:not([hidden])').innerText")
+        assert said.startswith(f"epoch {epoch}")
+        assert ("(1 of 2 seeds)" in said, "±" in said) == (alone, not alone)  # one seed has no spread
+    assert chromium.complaints() == []
 
 
 FOCUS = """(() => {

@@ -3,15 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atcl import journal, observing
 from atcl.errors import AtclError
 from atcl.runs import Run
 from atcl.stages import Watcher
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = "tensorboard"
 PLACE = ("stage", "epoch")
@@ -71,6 +68,7 @@ class Logged(Watcher):
     def __init__(self, inner: Watcher) -> None:
         self.inner = inner
         self.log: Log | None = None
+        self.failed = False
 
     def engine(self, about: str) -> None:
         self.inner.engine(about)
@@ -103,10 +101,12 @@ class Logged(Watcher):
         self._try(ended)
 
     def _try(self, log: Callable[[], None]) -> None:
+        if self.failed:
+            return
         try:
             log()
         except OSError as error:
-            self.log = None
+            self.log, self.failed = None, True
             self.inner.say(f"nothing more is logged for TensorBoard: {error.strerror or error}")
 
 

@@ -37,6 +37,7 @@ class Problem:
     test: Split | None = None
     held: WeakData | None = None  # to choose and judge by without truth; a recipe's `holdout` takes it from the training images
     names: tuple[str, ...] | None = None  # of the classes
+    source: str | None = None  # digest of the training images before some were held out, the same for every seed
 
     def __post_init__(self) -> None:
         if self.names is not None and len(set(self.names)) != self.train.classes:
@@ -63,7 +64,7 @@ class Problem:
         order = torch.randperm(len(self.train), generator=Generator().manual_seed(seed)).to(self.train.device)
         held, rest = order[:number].sort().values, order[number:].sort().values
         truth = None if self.truth is None else Truth(self.truth.labels[rest.to(self.truth.labels.device)], self.truth.classes)
-        return replace(self, train=self.train.take(rest), truth=truth, held=self.train.take(held))
+        return replace(self, train=self.train.take(rest), truth=truth, held=self.train.take(held), source=_weak_digest(self.train))
 
     def to(self, device: torch.device) -> "Problem":
         """Return the problem with what training sees, and what it is chosen by, on a device."""
@@ -160,9 +161,11 @@ class Run:
     def claim(self, problem: Problem) -> None:
         """Write `recipe.json`, or refuse a folder that holds another recipe, seed or dataset."""
         path = self.folder / "recipe.json"
+        prints = problem.fingerprints()
         told = {
             "name": self.name, "seed": self.seed, "classes": self.classes, "shape": list(self.shape),
-            **problem.fingerprints(), "names": None if self.names is None else list(self.names), "recipe": to_data(self.recipe),
+            **prints, "source": problem.source or prints["data"], "names": None if self.names is None else list(self.names),
+            "recipe": to_data(self.recipe),
         }  # fmt: skip
         begun = checkpoints.stored(self.folder / "checkpoints") or (self.folder / "result.json").exists()
         if begun and not path.exists():

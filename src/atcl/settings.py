@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -75,13 +76,13 @@ def overridden(settings: T, arguments: Sequence[str], program: str) -> T:
 
 
 def options(value: Any, name: str = "") -> list[str]:
-    """Return settings as the options that would give them, each group under the name of its kind."""
+    """Return settings as the options that would give them, quoted for a shell, each group under the name of its kind."""
     if dataclasses.is_dataclass(value):
         kind = [f"# {name}: {type(value).__name__}"] if name else []
         return kind + [line for part in dataclasses.fields(value) for line in options(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))]
     if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
         return [line for number, part in enumerate(value) for line in options(part, f"{name}.{number}")]
-    return [f"--{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"]
+    return [f"--{name} {shlex.join(map(str, value if isinstance(value, tuple) else (value,)))}"]
 
 
 def parse(target: Any, arguments: Sequence[str], program: str, **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """`atcl report`."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,4 +56,5 @@ def after_training(console: Console, runs: Sequence[Run], parent: Path, device: 
             write(page(shown, looks), path)
         tell(f"the page lies in {list(pages)[-1]}")
     except Exception as error:  # a finished training never fails for want of a page
-        tell(f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `atcl report {runs[0].folder}` tries again")
+        again = shlex.join(["atcl", "report", str(runs[0].folder)])
+        tell(f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `{again}` tries again")

@@ -1,10 +1,11 @@
 """Curves as data: one panel for each number that epochs recorded, one line for each group of runs."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atcl.figures.records import Points, mean_of
+from atcl.figures.records import Points
 from atcl.observing import TEST_IMAGES
 from atcl.page.gathering import Group
 
@@ -65,20 +66,33 @@ def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
     for number, group in enumerate(groups):
         singles = [points for one in group.members if (points := one.recorded.points(panel.key))]
         if singles:
-            lines.append({"group": number, **_line(singles, panel.scale)})
+            lines.append({"group": number, **_line(singles, panel.scale, len(group.members))})
     if not any(len(set(line["y"])) >= panel.distinct for line in lines):
         return None
     notes = [panel.about, *_notes(panel, groups)]
     return {"id": panel.key, "title": panel.title, "about": "; ".join(notes), "unit": panel.unit, "log": _log(panel, lines), "lines": lines}
 
 
-def _line(singles: Sequence[Points], scale: float) -> dict[str, Any]:
-    mean = mean_of(singles)
-    line: dict[str, Any] = {"x": list(mean.epochs), "y": [_short(scale * value) for value in mean.means]}
-    if mean.seeds > 1:
-        line["e"] = [_short(scale * value) for value in mean.errors]
+def _line(singles: Sequence[Points], scale: float, seeds: int) -> dict[str, Any]:
+    """Return the mean over the seeds that have come so far, with its standard error; `n` counts them where they are not always all."""
+    columns = columns_of(singles)
+    line: dict[str, Any] = {"x": list(columns), "y": [_short(scale * statistics.fmean(column)) for column in columns.values()]}
+    if len(singles) > 1:
+        line["e"] = [_short(scale * statistics.pstdev(column) / len(column) ** 0.5) for column in columns.values()]
         line["singles"] = [{"x": list(one), "y": [_short(scale * value) for value in one.values()]} for one in singles]
+    if any(len(column) < seeds for column in columns.values()):
+        line["n"] = [len(column) for column in columns.values()]
     return line
+
+
+def columns_of(singles: Sequence[Points]) -> dict[int, list[float]]:
+    """Return the values of all seeds that came to an epoch, for each epoch that every one of those recorded; there is always one."""
+    found = {}
+    for epoch in sorted(set().union(*singles)):
+        come = [one for one in singles if max(one) >= epoch]
+        if all(epoch in one for one in come):  # else seeds recorded now and then would make the mean jump to and fro
+            found[epoch] = [one[epoch] for one in come]
+    return found
 
 
 def _notes(panel: Panel, groups: Sequence[Group]) -> list[str]:

@@ -1,7 +1,9 @@
 """What is known of runs from their folders alone: results, epochs, settings, and the command that makes each again."""
 
+import os
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +13,7 @@ from atcl import journal, observing
 from atcl.errors import AtclError
 from atcl.figures.records import Recorded
 from atcl.figures.style import SERIES, STYLES, Style
+from atcl.files import read_json
 from atcl.models import MODELS
 from atcl.paper import RULE, published
 from atcl.recipes import OWN, RECIPES, Recipe, recipe
@@ -107,8 +110,15 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Their seeds in words."""
-        return f"seed{'s' * (len(self.members) > 1)} {', '.join(str(one.run.seed) for one in self.members)}"
+        """The seeds that are finished, in words, and how many are not."""
+        named = self.finished or self.members
+        return f"seed{'s' * (len(named) > 1)} {', '.join(str(one.run.seed) for one in named)}" + (f" ({self.pending})" if self.pending else "")
+
+    @property
+    def pending(self) -> str:
+        """How many runs are not finished, in words; empty where all are."""
+        number = len(self.members) - len(self.finished)
+        return "" if not number else f"{number} not finished" if self.finished else "not finished"
 
     @property
     def finished(self) -> tuple[Told, ...]:
@@ -129,11 +139,13 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Return the runs in groups: those of the same recipe, and on data of one's own of the same folder, are one."""
+    """Return the runs in groups: those of the same recipe and data are one, but a seed that comes again opens another, for it would count twice."""
     found: dict[Any, list[Told]] = {}
+    times: Counter[Any] = Counter()
     for run in runs:
-        place = run.folder.resolve().parent if run.recipe.dataset == OWN else None
-        found.setdefault((run.name, run.recipe, run.classes, place), []).append(Told.of(run))
+        kind = (run.name, run.recipe, run.classes, _source(run))
+        found.setdefault((kind, times[kind, run.seed]), []).append(Told.of(run))
+        times[kind, run.seed] += 1
     groups = [Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members)) for members in found.values()]
     labels = [group.label for group in groups]
     used: set[Style] = set()
@@ -147,6 +159,13 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return told
 
 
+def _source(run: Run) -> Any:
+    """Return what data of one's own are known by: their digest, or for a run of before it was kept the folder that the run lies in."""
+    if run.recipe.dataset != OWN:
+        return None
+    return read_json(run.folder / "recipe.json").get("source") or run.folder.resolve().parent
+
+
 def title(run: Run) -> str:
     """Return how a run's method is called in figures; one that has no name there keeps its own."""
     method = run.name.partition("/")[2]
@@ -154,13 +173,20 @@ def title(run: Run) -> str:
 
 
 def detail(group: Group, groups: Sequence[Group]) -> str:
-    """Return what tells a group from others of the same method: its recipe's name, or what is changed in it."""
-    names = [other.members[0].run.name for other in groups if other.label == group.label]
+    """Return what tells a group from others of the same method: its recipe's name, what is changed in it, or where it lies."""
+    alike = [other for other in groups if other.label == group.label]
     run = group.members[0].run
-    if names.count(run.name) == 1:
-        return run.name
-    changed = overrides(run)
-    return " ".join(changed[:4]).replace("--", "") + (" …" if len(changed) > 4 else "") if changed else f"{run.name}, {digest(run.recipe)}"
+    named = [other for other in alike if other.members[0].run.name == run.name]
+    same = [other for other in named if other.recipe == run.recipe]
+    told = [run.name] if len(named) < len(alike) else []
+    if len(same) < len(named):
+        changed = overrides(run)
+        words = " ".join(changed[:4]).replace("--", "") + (" …" if len(changed) > 4 else "") if changed else digest(run.recipe)
+        told = [words if changed else f"{run.name}, {words}"]
+    if len(same) > 1:
+        places = [other.members[0].run.folder.resolve() for other in same]
+        told.append(os.path.relpath(run.folder.resolve(), os.path.commonpath(places)) + (", …" if len(group.members) > 1 else ""))
+    return ", ".join(told)
 
 
 def overrides(run: Run) -> list[str] | None:
@@ -169,10 +195,10 @@ def overrides(run: Run) -> list[str] | None:
         return None
     plain = recipe(run.name)
     before = set(options(plain))
-    words = [word for line in options(run.recipe) if line not in before and line.startswith("--") for word in shlex.split(line)]
     try:
+        words = [word for line in options(run.recipe) if line not in before and line.startswith("--") for word in shlex.split(line)]
         same = (overridden(plain, words, "atcl train") if words else plain) == run.recipe
-    except AtclError:
+    except (AtclError, ValueError):  # ValueError: a line that no shell would read
         return None
     return words if same else None
 
@@ -183,8 +209,10 @@ def rerun(told: Told) -> str:
     again = str(run.folder.with_name(f"{run.folder.name}-again"))
     words = overrides(run)
     if words is None or run.recipe.model not in MODELS:
-        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={run.recipe.model}" * (run.recipe.model not in MODELS)
-        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed}{yours}, out={again!r})"
+        # what files say becomes part of a line only as a literal or a bare name: nobody should copy what a stranger wrote
+        model = run.recipe.model if str(run.recipe.model).isidentifier() else "MODEL"
+        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={model}" * (run.recipe.model not in MODELS)
+        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed!r}{yours}, out={again!r})"
     own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
     on_cpu = "CPU" in str(place.get("device", ""))
     device = ["--device", "cpu" if on_cpu else "cuda"] if place else []
@@ -195,7 +223,7 @@ def rerun(told: Told) -> str:
         ["atcl", "train", run.name, *words, *own, "--seed", str(run.seed), *device, *(["--observe", *observe] if observe else []), "--out", again]
     )
     # on a CPU the number of threads decides the last bits
-    return f"OMP_NUM_THREADS={place['threads']} {said}" if on_cpu and "threads" in place else said
+    return f"OMP_NUM_THREADS={place['threads']} {said}" if on_cpu and isinstance(place.get("threads"), int) else said
 
 
 def chosen_by(told: Told) -> str:

@@ -51,7 +51,7 @@
     return best;
   };
 
-  const everyX = data.panels.flatMap((panel) => panel.lines.flatMap((line) => line.x));
+  const everyX = data.panels.flatMap((panel) => panel.lines.flatMap((line) => [line, ...(line.singles || [])].flatMap((one) => one.x)));
   const first = Math.min(...everyX), last = Math.max(...everyX);
 
   class Plot {
@@ -87,7 +87,7 @@
     }
     tell(at) {
       move(at, this);
-      const parts = this.values(at).map((one) => (several ? `${one.group.label} ` : "") + said(one.y, this.panel.unit, one.e));
+      const parts = this.values(at).map((one) => (several ? `${one.group.label} ` : "") + said(one.y, this.panel.unit, one.e) + one.of);
       document.getElementById("told").textContent = `Epoch ${at}, ${this.panel.title}: ${parts.join("; ")}`;
     }
     // The values of the groups that are shown, at an epoch or recorded close to it: what was not measured is not told.
@@ -96,7 +96,8 @@
       for (const line of this.panel.lines) {
         const i = near(line.x, at);
         if (hidden.has(line.group) || Math.abs(line.x[i] - at) > close) continue;
-        found.push({ group: data.groups[line.group], x: line.x[i], y: line.y[i], e: line.e ? line.e[i] : null });
+        const group = data.groups[line.group], n = line.n ? line.n[i] : group.seeds.length;
+        found.push({ group, x: line.x[i], y: line.y[i], e: line.e && n > 1 ? line.e[i] : null, of: n < group.seeds.length ? ` (${n} of ${group.seeds.length} seeds)` : "" });
       }
       return found;
     }
@@ -175,7 +176,8 @@
       const rows = [...values].sort((a, b) => b.y - a.y).map((one) => {
         const swatch = draw("svg", { class: "swatch hue", style: hue(one.group), viewBox: "0 0 24 10", width: 18, height: 8 });
         swatch.append(draw("line", { x1: 1, y1: 5, x2: 23, y2: 5, "stroke-width": 3, "stroke-dasharray": one.group.dash || "none" }));
-        const named = several || one.x !== epoch ? [make("span", {}, `${several ? one.group.label : ""}${one.x === epoch ? "" : ` (epoch ${one.x})`}`)] : [];
+        const words = `${several ? one.group.label : ""}${one.x === epoch ? "" : ` (epoch ${one.x})`}${one.of}`;
+        const named = words ? [make("span", {}, words)] : [];
         return make("div", {}, [swatch, ...named, make("b", {}, said(one.y, this.panel.unit, one.e))]);
       });
       this.tip.replaceChildren(make("b", {}, `epoch ${epoch}`), ...rows);

@@ -1,5 +1,6 @@
 """The parts of the page that need no test set: headline, table of results, curves, how a run was made."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,11 +8,11 @@ from atcl.attacks import Threat
 from atcl.evaluation import ATTACKS
 from atcl.experiments import HEADINGS
 from atcl.masking import CHECKS
-from atcl.page.gathering import Group, Told, chosen_by, spread
+from atcl.page.gathering import Group, Told, chosen_by, spread, title
 from atcl.page.markup import Child, Markup, el
 from atcl.page.parts import bar, prose, scrolled, section, swatch, table
 from atcl.recipes import OWN
-from atcl.reports import EMPTY
+from atcl.reports import EMPTY, Cell
 from atcl.verdicts import WORST
 
 ORDER = (*ATTACKS, WORST)
@@ -36,15 +37,16 @@ def headline(groups: Sequence[Group]) -> Markup:
     datasets = list(dict.fromkeys(one.run.recipe.dataset for one in runs))
     where = " and ".join("own pictures" if name == OWN else name for name in datasets)
     if len(groups) > 1:
-        return el(
-            "div", el("h1", f"{len(groups)} methods on {where}"), el("p", f"{len(runs)} runs; mean ± standard deviation over seeds", class_="sub")
-        )
+        kinds = "methods" if len({title(group.members[0].run) for group in groups}) == len(groups) else "groups of runs"
+        pending = sum(one.result is None for one in runs)
+        told = f"{len(runs)} runs{f', {pending} not finished' if pending else ''}; mean ± standard deviation over seeds"
+        return el("div", el("h1", f"{len(groups)} {kinds} on {where}"), el("p", told, class_="sub"))
     (group,) = groups
     first = group.members[0]
     told = f"{first.run.name}, {group.seeds}; {chosen_by(first)}" if len(runs) == 1 else f"{first.run.name}, {group.seeds}"
     tiles = [_tile(HEADINGS[name], group, name) for name in measured(groups) if name != WORST or len(measured(groups)) > 3]
     tiles = tiles or [
-        _held_tile(title, first, score) for title, score in (("right", "accuracy_natural"), ("robust", "robust")) if _held(first, score)
+        _held_tile(name, found) for name, score in (("right", "accuracy_natural"), ("robust", "robust")) if (found := _held(group, score))
     ]
     return el("div", el("h1", f"{group.label} on {where}"), el("p", told, class_="sub"), el("div", tiles, class_="tiles") if tiles else None)
 
@@ -57,19 +59,25 @@ def _tile(title: str, group: Group, attack: str) -> Markup:
     return el("div", el("div", title, class_="name"), number, el("div", theirs, class_="note") if theirs else None, class_="tile")
 
 
-def _held_tile(title: str, told: Told, score: str) -> Markup:
-    one = _held(told, score)
-    assert one is not None
+def _held_tile(name: str, found: Sequence[dict[str, Any]]) -> Markup:
+    number, *deviation = _estimate(found).partition(" ± ")
+    error = ", ± standard error" if len(found) == 1 and deviation[0] else ""
     return el(
-        "div", el("div", f"estimated {title}", class_="name"),
-        el("div", f"{100 * one['mean']:.1f}", el("small", f" ± {100 * (one['error'] or 0):.1f} %"), class_="number"),
-        el("div", "by held-out labels", class_="note"), class_="tile",
+        "div", el("div", f"estimated {name}", class_="name"),
+        el("div", number, el("small", f"{''.join(deviation)} %"), class_="number"),
+        el("div", f"by held-out labels{error}", class_="note"), class_="tile",
     )  # fmt: skip
 
 
-def _held(told: Told, score: str) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = (told.result or {}).get("held", {}).get(score)
-    return found
+def _held(group: Group, score: str) -> list[dict[str, Any]]:
+    """Return what held-out labels tell of each finished run of a group."""
+    return [found for one in group.finished if (found := (one.result or {}).get("held", {}).get(score))]
+
+
+def _estimate(found: Sequence[dict[str, Any]]) -> str:
+    """Return the mean of estimates in percent: of one run with its standard error, of several with their standard deviation."""
+    error = f" ± {100 * found[0]['error']:.1f}" if len(found) == 1 and found[0]["error"] is not None else ""
+    return spread([100 * one["mean"] for one in found], 1) + error
 
 
 def remarks(groups: Sequence[Group]) -> list[Markup]:
@@ -94,7 +102,7 @@ def remarks(groups: Sequence[Group]) -> list[Markup]:
 def results(groups: Sequence[Group]) -> Markup:
     """Return the table of results, with what is published beside it, and the signs of false robustness."""
     attacks = measured(groups)
-    held = [scrolled(_held_table(group), "Held-out estimates") for group in groups if any(_held(one, "robust") for one in group.finished)]
+    held = [scrolled(_held_table(group), "Held-out estimates") for group in groups if _held(group, "robust")]
     if not attacks:
         return section("results", "Results", held or el("p", "There is no result yet.", class_="fine"))
     alone = len(groups) == 1
@@ -112,7 +120,7 @@ def _one(group: Group, attacks: Sequence[str]) -> Markup:
     for name in attacks:
         cell = group.cell(name)
         images = {one.metrics[name]["images"] for one in group.finished if name in one.metrics}
-        cells: list[Child] = [bar(spread(cell.values), cell.mean or 0.0, group)]
+        cells: list[Child] = [bar(_over(cell, group), cell.mean or 0.0, group)]
         if theirs:
             cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
         if last:
@@ -133,8 +141,9 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
         cells: list[Child] = []
         for name in attacks:
             cell = group.cell(name)
-            cells.append(bar(spread(cell.values), cell.mean or 0.0, group) if cell.values else EMPTY)
-        rows.append((el("span", swatch(group), group.label), [*cells, len(group.members), group.rule, _flag_words(group, attacks)]))
+            cells.append(bar(_over(cell, group), cell.mean or 0.0, group) if cell.values else EMPTY)
+        seeds = f"{len(group.finished)}{f' ({group.pending})' if group.pending else ''}"
+        rows.append((el("span", swatch(group), group.label), [*cells, seeds, group.rule, _flag_words(group, attacks)]))
         told = [group.cell(name) for name in attacks]
         if any(cell.published for cell in told):
             theirs = [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY for cell in told]
@@ -143,7 +152,12 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
     return table("Accuracy on the test set, a row for each recipe", heads, rows)
 
 
-def _difference(cell: Any) -> Child:
+def _over(cell: Cell, group: Group) -> str:
+    """Return a mean with its spread, and over how many seeds it is taken where the attack was not tried on all that are finished."""
+    return spread(cell.values) + (f" ({len(cell.values)} of {len(group.finished)} seeds)" if len(cell.values) < len(group.finished) else "")
+
+
+def _difference(cell: Cell) -> Child:
     if cell.difference is None:
         return EMPTY
     return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None)
@@ -173,7 +187,7 @@ def _flags(groups: Sequence[Group]) -> list[Markup]:
     told = [el("ul", items, class_="flags")] if items else []
     if unlooked:
         more = f" (and {len(unlooked) - 1} more)" if len(unlooked) > 1 else ""
-        told.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {unlooked[0]}"), f" does{more}.", class_="fine"))
+        told.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {shlex.quote(unlooked[0])}"), f" does{more}.", class_="fine"))
     elif not items:
         told.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
     if items:
@@ -188,17 +202,11 @@ def _flag(flag: dict[str, Any], who: str) -> Markup:
 
 def _held_table(group: Group) -> Markup:
     rows = []
-    for title, score in HELD:
-        found = [one for told in group.finished if (one := _held(told, score))]
-        if found:
-            words = (
-                f"{100 * found[0]['mean']:.1f} ± {100 * (found[0]['error'] or 0):.1f}"
-                if len(found) == 1
-                else spread([100 * one["mean"] for one in found], 1)
-            )
-            rows.append((title, [words, f"{found[0]['images']:,}"]))
-    error = "standard error" if len(group.finished) == 1 else "standard deviation over seeds"
-    return table(f"{group.label}: estimated from held-out complementary labels, without truth (± {error})", ["", "%", "images"], rows)
+    for name, score in HELD:
+        if found := _held(group, score):
+            rows.append((name, [_estimate(found), " / ".join(f"{images:,}" for images in sorted({one["images"] for one in found}))]))
+    error = "standard error" if len(_held(group, "robust")) == 1 else "standard deviation over seeds"
+    return table(f"{group.label}, {group.seeds}: estimated from held-out complementary labels, without truth (± {error})", ["", "%", "images"], rows)
 
 
 def _terms(groups: Sequence[Group]) -> Markup:
@@ -255,8 +263,11 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
         note += "A ring marks the reported epoch. "
     if any(len(group.members) > 1 for group in groups):
         note += "Lines are means over seeds with a band of one standard error; thin lines are single seeds. "
+    if any(group.pending and len(group.members) > 1 for group in groups):
+        note += "Where some seeds have not come so far, a line goes on as the mean of the others; pointing at it tells of how many. "
     if not accuracies and any(group.recipe.dataset != OWN for group in groups):
-        note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; `atcl train … --observe test` records it."
+        note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; "
+        note += "`atcl train … --observe test --observe-every 1` records it."
     keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
     live = el("p", "", id="told", class_="unseen", aria_live="polite")
     missing = el("noscript", el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"))

@@ -56,6 +56,10 @@ def report(
 
 
 NOT_ASKED = "The page was asked for without images."
+SPREADS = (
+    "Accuracies are percentages of the test set. After several seeds ± is their standard deviation (ddof = 0); in the curves, and after what "
+    "held-out labels tell of one run, it is a standard error."
+)
 
 
 def place(runs: Sequence[Run], path: Path | str | None) -> Path:
@@ -120,7 +124,7 @@ def page(runs: Sequence[Run], looks: "dict[Path, Shown]") -> str:
             curves(groups, len(lines["panels"]), accuracies),
             section("detail", "One run in detail" if several else "In detail", pick, detail),
         ),
-        el("footer", el("p", "Accuracies are percentages of the test set. Spreads are standard deviations over seeds with ddof = 0.")),
+        el("footer", el("p", SPREADS)),
     ]
     style, script = (files("atcl.page").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     data = el("script", embedded(lines), type="application/json", id="data")
