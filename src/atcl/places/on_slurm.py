@@ -118,13 +118,15 @@ class SlurmTasks:
         """Return how a job ended."""
         if not task.done():
             return None
-        if task.get_info(mode="cache").get("State", "").startswith("CANCELLED") and not task.paths.result_pickle.exists():
-            return Cancelled(f"its job {task.job_id} was cancelled")  # and no result is waited for
+        if cancelled := task.get_info(mode="cache").get("State", "").startswith("CANCELLED"):
+            task._results_timeout_s = 0  # what it has not written, it will not write
         try:
             told: Outcome = task.result()
         except self.submitit.core.utils.FailedJobError as error:
             return Failed(f"its job {task.job_id} failed; see {task.paths.stderr}", str(error))
         except self.submitit.core.utils.UncompletedJobError:
+            if cancelled:
+                return Cancelled(f"its job {task.job_id} was cancelled")
             return Died(f"its job {task.job_id} ended without a result ({task.state})")
         return told
 
