@@ -1,12 +1,15 @@
 """Runs of a table on this machine, on Ray, on SLURM: the same numbers everywhere, and a worker that is killed costs time alone."""
 
+import fcntl
 import io
+import multiprocessing
 import os
 import re
 import secrets
 import shlex
 import signal
 import stat
+import struct
 import sys
 import threading
 import time
@@ -14,28 +17,32 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import cast
+from unittest import mock
 
 import jsonschema
 import pytest
 from rich.console import Console
 
 from atcl.cli import main
-from atcl.console import Together
+from atcl.console import Live, Together
 from atcl.errors import AtclError
 from atcl.files import is_held, read_json, sole_writer, write_json
 from atcl.journal import Record, append, read
 from atcl.ledger import Job
-from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews
+from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews, working
 from atcl.places.crews import RETRIES, spread, travelling
-from atcl.places.on_local import PACK, fill_packed, packed
-from atcl.places.working import Died, Done, Failed, Outcome, Taken
+from atcl.places.on_local import PACK, SideBySide, fill_packed, packed
+from atcl.places.on_ray import fitting
+from atcl.places.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken
 from atcl.reproducing import Reproduce, fill, planned
 from atcl.settings import parse
 from tests.test_reproducing import SCHEMA, SMALL, job
 
 TOKEN = secrets.token_hex(32)  # of Ray, which remembers the first that a process shows
-EPOCHS = 40
+EPOCHS = 16
 LONG = (*SMALL, "--stages.0.epochs", str(EPOCHS))
 OPTIONS: dict[str, Place] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
 NEEDS = {"local": "atcl", "ray": "ray", "slurm": "submitit"}
@@ -75,13 +82,15 @@ def holder(folder: Path) -> int | None:
 
 def struck(one: Job, number: signal.Signals, cut: list[int]) -> None:
     """Send a signal to the worker of a run once it has trained for some epochs."""
-    end = time.monotonic() + 120
+    pid, end = None, time.monotonic() + 120
     while time.monotonic() < end:
-        if len(read(one.folder / "journal.jsonl")) > 2 and (pid := holder(one.folder)):
+        if pid is None:  # found before there is an epoch, as the search takes longer than one
+            pid = holder(one.folder) if one.folder.exists() else None
+        elif len(read(one.folder / "journal.jsonl")) > 2:
             os.kill(pid, number)
             cut.append(len(read(one.folder / "journal.jsonl")))
             return
-        time.sleep(0.01)
+        time.sleep(0.005)
 
 
 def told(one: Job) -> tuple[str, dict[str, int], list[Record]]:
@@ -96,8 +105,9 @@ def told(one: Job) -> tuple[str, dict[str, int], list[Record]]:
     ("name", "signals"), [("local", [signal.SIGKILL]), ("ray", [signal.SIGKILL]), ("slurm", [signal.SIGKILL, signal.SIGUSR2])]
 )  # submitit takes SIGUSR2 for the end of its time
 def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_process(
-    name: str, signals: list[signal.Signals], alone: dict[int, Job], tmp_path: Path
+    name: str, signals: list[signal.Signals], alone: dict[int, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(crews, "PAUSE", 0.05)
     jobs, cut, said = [job(tmp_path, seed, LONG) for seed in alone], list[int](), io.StringIO()
     threads = [threading.Thread(target=struck, args=(one, number, cut)) for one, number in zip(jobs, signals, strict=False)]
     with opened(name, tmp_path) as crew:
@@ -212,6 +222,74 @@ def test_work_is_ended_with_the_command(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("_at_once")
+def test_a_job_that_someone_cancels_ends_its_own_run_alone(tmp_path: Path) -> None:
+    team = Scripted({1: [Cancelled("its job was cancelled")], 2: [Done(1.0)], 3: [Done(1.0)]}, room=1)
+    with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: its job was cancelled$"):
+        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], team)
+    assert ([one.seed for one in team.started], team.stopped) == ([1, 2, 3], [])
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_what_others_say_is_printed_as_it_is(tmp_path: Path) -> None:
+    assert "seed 1: [/data/x] is [red]; it goes on" in handed_out([job(tmp_path)], Scripted({1: [Died("[/data/x] is [red]"), Done(1.0)]}))
+    Live(Console(file=(said := io.StringIO()))).say("engine [/data/x]")
+    assert said.getvalue() == "engine [/data/x]\n"
+
+
+class Speaking(threading.Thread):
+    """Stands for a process."""
+
+    exitcode = -9
+
+
+def test_a_process_with_more_to_say_than_a_pipe_holds_is_heard_while_it_lives() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    speaking = Speaking(target=theirs.send, args=(long := Failed("why" * 100_000),), daemon=True)
+    speaking.start()
+    process, end, told = cast(SpawnProcess, speaking), time.monotonic() + 10, None
+    team = SideBySide(1, 1, {process: ours})
+    while told is None and time.monotonic() < end:
+        told = team.outcome(process)
+    assert told == long
+    assert not team.said
+    assert not team.heard
+
+
+@pytest.mark.parametrize("part", [b"", struct.pack("!i", 100) + b"cut off"])
+def test_a_process_that_is_killed_while_it_speaks_has_died(part: bytes) -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    os.write(theirs.fileno(), part)
+    theirs.close()
+    process = cast(SpawnProcess, Speaking())
+    assert SideBySide(1, 1, {process: ours}).outcome(process) == Died("its process ended with code -9")
+
+
+def test_an_error_of_any_length_is_told_in_a_message_that_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (ValueError("ö" * 100_000), AtclError("ö" * 100_000)):
+        monkeypatch.setattr(working, "carry_out", mock.Mock(side_effect=error))
+        told = working.work(job(tmp_path), 1)
+        assert isinstance(told, Failed)
+        assert told.why.endswith("ö")
+        assert len(told.why.encode()) in (WHY - 1, WHY)
+        assert len(told.trace.encode()) <= TRACE
+
+
+def test_who_asks_whether_a_folder_is_held_keeps_no_one_from_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with open(tmp_path / ".lock") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        with sole_writer(tmp_path):
+            assert is_held(tmp_path)
+
+
+@pytest.mark.parametrize(("threads", "strong", "fits"), [(1, False, 12), (4, False, 3), (6, False, 0), (1, True, 3), (3, True, 2), (6, True, 0)])
+def test_a_run_fits_on_one_machine_of_a_cluster_or_on_none(threads: int, strong: bool, fits: int) -> None:
+    nodes = [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"memory": 1.0}]
+    assert fitting(nodes, threads, strong) == fits
+
+
+@pytest.mark.usefixtures("_at_once")
 def test_a_folder_that_is_not_shared_is_noticed_at_the_first_result(tmp_path: Path) -> None:
     with pytest.raises(AtclError, match="must lie in folders that all machines share"):
         handed_out([job(tmp_path, seed) for seed in (1, 2)], Scripted({1: [Done(1.0)], 2: []}, writes=False))
@@ -254,23 +332,25 @@ def test_a_job_travels_with_whole_paths(tmp_path: Path, monkeypatch: pytest.Monk
     assert travelling(replace(plain, data_dir=None), "cpu").data_dir == tmp_path / "elsewhere"
 
 
-SLURM = {  # as far as submitit asks it: an array whose jobs run at once, in sessions of their own
-    "sbatch": """cp "$1" {0}/script
+SLURM = {  # as far as submitit asks it: an array whose jobs run at once, in sessions of their own, or wait for ever in some partitions
+    "sbatch": """cp "$1" {0}/script; echo "$1" >> {0}/queued
+if grep -q pressed "$1"; then kill -INT $PPID $$; fi
+if grep -qE "pressed|waiting" "$1"; then echo Submitted batch job 7; exit; fi
 if grep -q nowhere "$1"; then echo "sbatch: error: invalid partition specified: nowhere" >&2; exit 1; fi
 for number in 0 1; do
   SLURM_JOB_ID=7$number SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=$number setsid bash "$1" >/dev/null 2>&1 & echo $! > {0}/pid-7_$number
 done
 echo Submitted batch job 7""",
     "srun": 'while [ "${{1#*python}}" = "$1" ]; do shift; done; exec "$@"',
-    "sacct": "echo 'JobID|State|NodeList'; echo '7_0|RUNNING|one'; echo '7_1|RUNNING|one'",
-    "scancel": 'echo "$1" >> {0}/cancelled; kill -KILL -- -$(cat {0}/pid-$1)',
+    "sacct": "echo 'JobID|State|NodeList'; cat {0}/states 2>/dev/null || echo '7_[0-1]|RUNNING|one'",
+    "scancel": 'echo "$@" >> {0}/cancelled; for one in "$@"; do [ -e {0}/pid-$one ] && kill -KILL -- -$(cat {0}/pid-$one); done',
 }
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for a cluster: what it was asked for lies there."""
-    pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'")
+    pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'").SlurmJob.watcher.clear()  # it remembers jobs of other tests
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, lines in SLURM.items():
@@ -291,17 +371,37 @@ def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(s
     assert not endless.path.exists()
 
 
+def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(slurm: Path, tmp_path: Path) -> None:
+    with Slurm("pressed").open(Terms("cpu", runs=tmp_path / "runs")) as crew, pytest.raises(KeyboardInterrupt):
+        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), crew)
+    assert (slurm / "cancelled").read_text() == "7_0 7_1\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize(("workers", "ids"), [(0, ["7_0", "7_1"]), (1, ["7", "7"])])  # no more are queued than may run
+def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(workers: int, ids: list[str], slurm: Path, tmp_path: Path) -> None:
+    (slurm / "states").write_text("".join(f"{one}|CANCELLED by 0|None assigned\n" for one in ("7", "7_[0-1]")))
+    said, runs = io.StringIO(), tmp_path / "[red]"
+    with Slurm("waiting").open(Terms("cpu", workers, runs=runs)) as crew, pytest.raises(AtclError) as told:
+        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=said, width=400), crew)
+    assert re.findall(r"seed (\d): its job (\w+) was cancelled", str(told.value)) == list(zip("12", ids, strict=True))
+    assert len((slurm / "queued").read_text().splitlines()) == (2 if workers else 1)
+    assert str(runs / "slurm") in said.getvalue()
+    assert not (slurm / "cancelled").exists()
+
+
 def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slurm: Path, tmp_path: Path) -> None:
     place = Slurm(
         "nowhere", "mine", "high", "h100", minutes=90, cpus=4, memory=16, setup=("module load cuda",), more=("reservation=ours", "exclusive")
     )
-    with place.open(Terms(workers=1, runs=tmp_path / "runs")) as crew:
-        assert (crew.device, crew.strong, crew.workers) == ("cuda", True, 1)
+    with place.open(Terms(workers=2, runs=tmp_path / "runs")) as crew:
+        assert (crew.device, crew.strong, crew.workers) == ("cuda", True, 2)
         with pytest.raises(AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
-            fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), crew)
+            fill([job(tmp_path, seed) for seed in (1, 2, 3)], Console(file=io.StringIO()), crew)
     assert "\n" not in str(said.value)
     lines = (slurm / "script").read_text().splitlines()
-    wanted = "partition=nowhere account=mine qos=high constraint=h100 time=90 cpus-per-task=4 mem=16GB gpus-per-node=1 array=0-1%1 reservation=ours"
+    wanted = "partition=nowhere account=mine qos=high constraint=h100 time=90 cpus-per-task=4 mem=16GB gpus-per-node=1 array=0-1%2 reservation=ours"
     assert {f"#SBATCH --{word}" for word in [*wanted.split(), "exclusive"]} <= set(lines)
     assert "module load cuda" in lines
 

@@ -87,7 +87,7 @@ class Train:
         if self.tensorboard:
             boards.check()
         for seed, out in zip(seeds, outs, strict=True):
-            console.print(f"{name}, seed {seed}, to {out}", highlight=False)
+            console.print(f"{name}, seed {seed}, to {out}", highlight=False, markup=False)
         trained = _train(
             console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe,
             self.observe_every, self.tensorboard,
@@ -97,13 +97,13 @@ class Train:
         if self.report:
             after_training(console, trained, parent, self.device, self.data_dir)
         for done in trained:
-            console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False)
+            console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False, markup=False)
 
     def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
         if self.images is None or self.labels is None:
             raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and not")
         found = read_folder(self.images, self.labels, shape, self.classes or None)
-        console.print(f"{len(found.data)} pictures, classes {', '.join(found.names)}", highlight=False, soft_wrap=True)
+        console.print(f"{len(found.data)} pictures, classes {', '.join(found.names)}", highlight=False, soft_wrap=True, markup=False)
         return Problem(found.data, names=found.names)
 
 
@@ -147,11 +147,13 @@ class Evaluate:
         if self.json:
             print(json.dumps(found, indent=2))
             return
-        console.print(caption(done.result), highlight=False)
+        console.print(caption(done.result), highlight=False, markup=False)
         console.print(metrics_table(found, list(dict.fromkeys([*self.attacks, WORST]))))
         for flag in [] if test else done.result["flags"] or []:
             console.print(f"{flag['name']}: {flag['says']} (docs/masking.md)", highlight=False, soft_wrap=True)
-        console.print("measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False)
+        console.print(
+            "measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False, markup=False
+        )
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Predict:
             write_whole(self.out, text.encode())
         except OSError as error:
             raise AtclError(f"{self.out} cannot be written: {error.strerror}") from None
-        console.print(f"{len(found)} predictions lie in {self.out}", highlight=False)
+        console.print(f"{len(found)} predictions lie in {self.out}", highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Export:
         shape = ", ".join(map(str, done.shape))
         console.print(f"takes floats in [0, 1] of shape (n, {shape}), returns {done.classes} logits for each image", highlight=False)
         console.print(f"read back and compared: the same classes, logits within {made.difference:.1e}", highlight=False)
-        console.print(f"{made.bytes:,} bytes lie in {made.path}", highlight=False)
+        console.print(f"{made.bytes:,} bytes lie in {made.path}", highlight=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,11 @@ def _train(
 
 def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
     """Print what was measured: on the test set, and by held-out labels, each where there are any."""
-    console.print(caption(done.result), highlight=False, soft_wrap=True)
+    console.print(caption(done.result), highlight=False, soft_wrap=True, markup=False)
     if done.result["metrics"]:
         console.print(metrics_table(done.result, attacks))
         if done.result["flags"] is None:
-            console.print(f"`atcl evaluate {done.folder}` looks for signs of false robustness", highlight=False, soft_wrap=True)
+            console.print(f"`atcl evaluate {done.folder}` looks for signs of false robustness", highlight=False, soft_wrap=True, markup=False)
     if done.result.get("held"):
         images = done.result["held"]["robust"]["images"]
         console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)

@@ -72,11 +72,11 @@ class Live(Shown, Watcher):
         if self.console.is_terminal:
             self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
         elif record["epoch"] % self.every == 0 or self.paid == self.total:
-            self.console.print(f"{line}  {clock(left)} left", highlight=False)
+            self.console.print(f"{line}  {clock(left)} left", highlight=False, markup=False)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(self.label + text, highlight=False)
+        self.console.print(self.label + text, highlight=False, markup=False)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ class Together(Shown):
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class Judging(Shown):

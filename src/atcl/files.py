@@ -4,10 +4,11 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from atcl.errors import AtclError
 
@@ -15,6 +16,8 @@ from atcl.errors import AtclError
 class Held(AtclError):
     """Another process is writing to the folder."""
 
+
+ASKING = 0.5  # seconds that someone who merely asks whether a folder is held may hold it
 
 _PART = re.compile(r"\..+\.\d+\.part")
 
@@ -70,7 +73,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / ".lock", "w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _hold(lock)
             except BlockingIOError:
                 raise Held(f"another process is writing to {folder}: wait for it, or choose another folder") from None
             yield
@@ -78,6 +81,20 @@ def sole_writer(folder: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise AtclError(f"cannot write to {error.filename or folder}: {error.strerror}; make room or choose another --out") from error
+
+
+def _hold(lock: IO[str]) -> None:
+    """Lock a file; there is no way to ask for a lock without taking it, so one that is held may be free in a moment."""
+    end = time.monotonic() + ASKING
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def is_held(folder: Path) -> bool:

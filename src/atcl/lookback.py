@@ -71,4 +71,4 @@ class Observe:
             for key, value in record.items():
                 if isinstance(value, float):
                     print(f"  {key:28} {value:.4f}")
-        console.print(f"kept in {run.folder / FILE}", highlight=False)
+        console.print(f"kept in {run.folder / FILE}", highlight=False, markup=False)

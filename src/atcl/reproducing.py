@@ -87,11 +87,11 @@ class Reproduce:
         print(shown(grids(experiment, self.results)))
         if self.write:
             write_whole(self.write, rewritten(self.write.read_text(), self.results).encode())
-            console.print(f"every table of {self.write} is made anew", highlight=False)
+            console.print(f"every table of {self.write} is made anew", highlight=False, markup=False)
         if self.weights:
             for job in [job for job in jobs if job.seed == experiment.seeds[0]]:
-                console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False)
-        console.print(f"results lie in {self.results}", highlight=False)
+                console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False, markup=False)
+        console.print(f"results lie in {self.results}", highlight=False, markup=False)
 
 
 def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -> list[str]:
@@ -117,7 +117,7 @@ def fill(jobs: Sequence[Job], console: Console, crew: Crew) -> None:
     """Carry jobs out, each result into the ledger as it comes; what cannot be done is told."""
     for job in jobs:
         if not job.possible:
-            console.print(_stuck(job), highlight=False, soft_wrap=True)
+            console.print(_stuck(job), highlight=False, soft_wrap=True, markup=False)
     if able := [job for job in jobs if job.possible]:
         crew.fill(able, console)
 

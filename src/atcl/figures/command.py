@@ -49,7 +49,7 @@ class Figure:
         if self.digits:
             asked = [everything[need.recipe, need.seed] for need in needs(chosen.values(), setting)]
             self._train(console, [need for need in asked if not (need.folder(runs) / "result.json").exists()], runs)
-        found = recorded_in(runs, self.results, lambda text: console.print(text, highlight=False, soft_wrap=True))
+        found = recorded_in(runs, self.results, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False))
         lacking, drawn = Missing(), 0
         for name, drawing in chosen.items():
             paths, missing = make(name, drawing, setting, found, self.out, self.data_dir)
@@ -60,6 +60,7 @@ class Figure:
                 f"{name}: {said}" + (f" ({len(missing)} run{'s are' if len(missing) > 1 else ' is'} missing)" if missing and paths else ""),
                 highlight=False,
                 soft_wrap=True,
+                markup=False,
             )
         if lacking:
             console.print("what is missing is made by:", highlight=False)
@@ -67,12 +68,12 @@ class Figure:
                 if key in lacking:
                     print(need.command(self.runs, taken=(need.folder(runs) / "result.json").exists()))
         if drawn:
-            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {self.out}", highlight=False)
+            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {self.out}", highlight=False, markup=False)
 
     def _train(self, console: Console, wanted: Sequence[Need], runs: Path) -> None:
         if not wanted:
             return
-        console.print(f"{len(wanted)} small runs to train first, into {runs}", highlight=False)
+        console.print(f"{len(wanted)} small runs to train first, into {runs}", highlight=False, markup=False)
         bar = Progress(TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
         task = bar.add_task("training", total=len(wanted))
         if console.is_terminal:

@@ -1,11 +1,13 @@
 """What all places share: the terms of a crew, and `spread`, which hands jobs out until all are done."""
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,7 +22,7 @@ from atcl.errors import AtclError
 from atcl.files import is_held
 from atcl.journal import read
 from atcl.ledger import Job
-from atcl.places.working import Died, Done, Failed, Outcome, Taken
+from atcl.places.working import Cancelled, Died, Done, Failed, Outcome, Taken
 
 RETRIES = 2  # times that a run goes on after its worker died
 PAUSE = 1.0  # seconds between two looks at what is running
@@ -69,7 +71,7 @@ class Team(Protocol[T]):
     room: int  # jobs that it takes at a time
 
     def start(self, jobs: Sequence[Job]) -> list[T]:
-        """Hand jobs out."""
+        """Hand jobs out, at once: a Ctrl-C is put off meanwhile."""
 
     def wait(self, tasks: Sequence[T], seconds: float) -> None:
         """Return when one of them ends, or after a while."""
@@ -85,7 +87,7 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
     """Carry all jobs out, each once, and tell of each.
 
     A worker that dies loses nothing but time: its run goes on in another, `RETRIES` times at most. An error before anything is trained ends all,
-    as it would end the others; a later one ends its own run, and is raised when the others are done.
+    as it would end the others; a later one, or someone who cancels a job, ends its own run, and is raised when the others are done.
     """
     waiting, aside, running = deque(dict.fromkeys(jobs)), list[Job](), dict[T, Job]()
     deaths, errors = Counter[Job](), list[str]()
@@ -97,7 +99,8 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
                 waiting.extend(free)
                 aside = [job for job in aside if job not in free]
             if ready := _next(waiting, team.room - len(running), bar):
-                running.update(zip(team.start(ready), ready, strict=True))
+                with undisturbed():  # what is handed out and not yet noted would not be stopped
+                    running.update(zip(team.start(ready), ready, strict=True))
             if running:
                 team.wait(list(running), PAUSE)
             elif aside:
@@ -121,6 +124,9 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
                         else:
                             errors.append(f"{running[task]}: {why}, {tries} times; the same command goes on where it was")
                             bar.note(errors[-1])
+                    case Cancelled(why):
+                        errors.append(f"{running[task]}: {why}")
+                        bar.note(errors[-1])
                     case Failed(why, trace):
                         job = running.pop(task)
                         if trace:
@@ -134,6 +140,22 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
         team.stop(list(running))
     if errors:
         raise AtclError("; ".join(errors))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put a Ctrl-C off until the block is done; a handler does it, since a blocked signal would reach another thread."""
+    if threading.current_thread() is not threading.main_thread():  # no other is ever interrupted
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # SIG_DFL where it is no handler of Python's
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _next(waiting: deque[Job], room: int, bar: Together) -> list[Job]:

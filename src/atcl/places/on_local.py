@@ -98,15 +98,15 @@ class OneByOne:
     number: int
     room: int = 1
     begun: int = 0
+    noted: dict[int, Job] = field(default_factory=dict)
     ended: dict[int, Outcome] = field(default_factory=dict)
 
     def start(self, jobs: Sequence[Job]) -> list[int]:
-        """Carry a job out, there and then."""
-        for job in jobs:
-            self.begun += 1
-            self.console.print(f"{job} ({min(self.begun, self.number)} of {self.number})", highlight=False, soft_wrap=True)
-            self.ended[self.begun] = self._outcome(job)
-        return list(range(self.begun - len(jobs) + 1, self.begun + 1))
+        """Note which job is next."""
+        numbers = range(self.begun + 1, self.begun + len(jobs) + 1)
+        self.noted.update(zip(numbers, jobs, strict=True))
+        self.begun += len(jobs)
+        return list(numbers)
 
     def _outcome(self, job: Job) -> Outcome:
         began = time.perf_counter()
@@ -122,14 +122,18 @@ class OneByOne:
         return Done(time.perf_counter() - began)
 
     def wait(self, tasks: Sequence[int], seconds: float) -> None:
-        """Wait for nothing: what was started is done."""
+        """Carry the jobs out."""
+        for task in tasks:
+            job = self.noted.pop(task)
+            self.console.print(f"{job} ({min(task, self.number)} of {self.number})", highlight=False, soft_wrap=True, markup=False)
+            self.ended[task] = self._outcome(job)
 
     def outcome(self, task: int) -> Outcome | None:
         """Return how a job ended."""
-        return self.ended[task]
+        return self.ended.pop(task)
 
     def stop(self, tasks: Sequence[int]) -> None:
-        """Stop nothing: what was started is done."""
+        """Stop nothing: what ends the wait has ended the run."""
 
 
 @dataclass
@@ -139,6 +143,7 @@ class SideBySide:
     room: int
     threads: int
     said: dict[SpawnProcess, Connection] = field(default_factory=dict)
+    heard: dict[SpawnProcess, Outcome | None] = field(default_factory=dict)
 
     def start(self, jobs: Sequence[Job]) -> list[SpawnProcess]:
         """Start a process for each job."""
@@ -158,14 +163,20 @@ class SideBySide:
         wait([process.sentinel for process in tasks], timeout=seconds)
 
     def outcome(self, task: SpawnProcess) -> Outcome | None:
-        """Return the last words of a process."""
-        if task.is_alive():
+        """Return the last words of a process that has ended; they are heard before, since it cannot end while its pipe is full."""
+        ended = not task.is_alive()  # asked first: after that it says nothing more
+        if task not in self.heard and self.said[task].poll():
+            self.heard[task] = self._last_words(task)
+        if not ended:
             return None
-        with self.said.pop(task) as said:
-            try:
-                told: Outcome = said.recv()
-            except EOFError:
-                return Died(f"its process ended with code {task.exitcode}")
+        self.said.pop(task).close()
+        return self.heard.pop(task, None) or Died(f"its process ended with code {task.exitcode}")
+
+    def _last_words(self, task: SpawnProcess) -> Outcome | None:
+        try:
+            told: Outcome = self.said[task].recv()
+        except (EOFError, OSError):  # killed before it spoke, or while it did
+            return None
         return told
 
     def stop(self, tasks: Sequence[SpawnProcess]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +34,11 @@ class Ray:
         if joined := not ray.is_initialized():
             _join(ray, self.address)
         try:
-            there = ray.cluster_resources()
-            device = remote_device(terms.device, "cuda" if there.get("GPU", 0) >= 1 else "cpu")
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            device = remote_device(terms.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu")
             strong, threads = device == "cuda", terms.threads or 1
-            fits = int(there.get("GPU", 0)) if strong else int(there.get("CPU", 0)) // threads
-            if strong and not fits and len(ray.nodes()) == 1:
+            fits = fitting(nodes, threads, strong)
+            if strong and not fits and len(nodes) == 1:
                 resolve(device)  # a machine alone will get no GPU
             workers = min(terms.workers, fits) if terms.workers and fits else terms.workers or max(fits, 1)
 
@@ -46,7 +46,7 @@ class Ray:
                 nodes = len([node for node in ray.nodes() if node["Alive"]])
                 console.print(f"{len(jobs)} runs, {workers} at a time, on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}", highlight=False)
                 if not fits:
-                    needs = "a GPU" if strong else f"{threads} CPUs"
+                    needs = "a GPU and " * strong + f"{threads} CPU{'s' * (threads > 1)}"
                     console.print(f"no machine of it has {needs} for a run now: the runs wait until one joins", highlight=False)
                 with Together(console, jobs) as bar:
                     spread([travelling(job, device) for job in jobs], RayTasks(ray, terms.workers or ANY, threads, strong), bar)
@@ -55,6 +55,12 @@ class Ray:
         finally:
             if joined:
                 ray.shutdown()
+
+
+def fitting(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
+    """Return how many runs fit on machines at a time; none is spread over two, so what they have in sum says nothing."""
+    each = (min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes)
+    return sum(each)
 
 
 class RayTasks:

@@ -1,10 +1,12 @@
-"""Runs as one array of a SLURM cluster, by submitit."""
+"""Runs as arrays of a SLURM cluster, by submitit."""
 
 import os
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from atcl.environment import resolve
 from atcl.errors import AtclError, pick
 from atcl.ledger import Job
 from atcl.places.crews import Crew, Terms, remote_device, remote_hardware, spread, travelling
-from atcl.places.working import Died, Failed, Outcome, work
+from atcl.places.working import Cancelled, Died, Failed, Outcome, work
 
 ARRAY = 1000  # jobs of an array: SLURM's own limit, unless its administrator has set another
 TIMEOUTS = 100  # times that a run may reach its time limit and go on
@@ -56,17 +58,18 @@ class Slurm:
         here = self.executor == "local"
         device = remote_device(terms.device, resolve("auto").type if here else "cuda")
         threads = terms.threads or 1
-        room = (terms.workers or (1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads))) if here else ARRAY
+        fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
+        room = terms.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
         if not here and shutil.which("srun") is None:
             raise AtclError("there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local")
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             executor = self._executor(submitit, device, threads, terms)
-            console.print(f"what the jobs print lies in {executor.folder}", highlight=False, soft_wrap=True)
+            console.print(f"what the jobs print lies in {executor.folder}", highlight=False, soft_wrap=True, markup=False)
             with Together(console, jobs) as bar:
                 spread([travelling(job, device) for job in jobs], SlurmTasks(submitit, executor, room, threads, here), bar)
 
-        yield Crew(device, device == "cuda", remote_hardware(device), room if here else terms.workers or ARRAY, fill)
+        yield Crew(device, device == "cuda", remote_hardware(device), room, fill)
 
     def _executor(self, submitit: Any, device: str, threads: int, terms: Terms) -> Any:
         folder = terms.runs.absolute() / "slurm"
@@ -99,7 +102,8 @@ class SlurmTasks:
     def start(self, jobs: Sequence[Job]) -> list[Any]:
         """Queue jobs as one array."""
         try:
-            tasks: list[Any] = self.executor.map_array(Resumed(), jobs, [self.threads] * len(jobs))
+            with nullcontext() if self.here else _sheltered():  # a process of this machine is to be ended by the same signal
+                tasks: list[Any] = self.executor.map_array(Resumed(), jobs, [self.threads] * len(jobs))
         except (self.submitit.core.utils.FailedJobError, self.submitit.core.utils.FailedSubmissionError) as error:
             raise AtclError(f"SLURM did not take the jobs: {' '.join(str(error).split())}") from None
         for task in tasks if self.here else []:
@@ -114,22 +118,37 @@ class SlurmTasks:
         """Return how a job ended."""
         if not task.done():
             return None
+        if cancelled := task.get_info(mode="cache").get("State", "").startswith("CANCELLED"):
+            task._results_timeout_s = 0  # what it has not written, it will not write
         try:
             told: Outcome = task.result()
         except self.submitit.core.utils.FailedJobError as error:
             return Failed(f"its job {task.job_id} failed; see {task.paths.stderr}", str(error))
         except self.submitit.core.utils.UncompletedJobError:
-            if task.state.startswith("CANCELLED"):
-                return Failed(f"its job {task.job_id} was cancelled")
+            if cancelled:
+                return Cancelled(f"its job {task.job_id} was cancelled")
             return Died(f"its job {task.job_id} ended without a result ({task.state})")
         return told
 
     def stop(self, tasks: Sequence[Any]) -> None:
         """Cancel the jobs, those that run and those that wait; processes of this machine are waited for."""
+        if tasks and not self.here:
+            subprocess.call(["scancel", *(task.job_id for task in tasks)])  # once: each call waits for the controller
+            return
         for task in tasks:
             task.cancel(check=False)
-        while self.here and not all(task.done() for task in tasks):
+        while not all(task.done() for task in tasks):
             time.sleep(0.05)
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """Keep a Ctrl-C from the commands that are run: an sbatch that it ends may have queued jobs that no one knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which they inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Resumed:

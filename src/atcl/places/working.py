@@ -36,13 +36,22 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Cancelled:
+    """Someone took the job away on purpose: its run is left as it is, whatever the others do."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Died:
     """The worker ended without a word: another can go on."""
 
     why: str
 
 
-Outcome = Done | Failed | Taken | Died
+Outcome = Done | Failed | Taken | Cancelled | Died
+
+WHY, TRACE = 8_000, 24_000  # bytes of an error that are told: all fits into a pipe of 64 KiB that no one reads yet
 
 
 def carry_out(job: Job, watcher: Watcher | None = None) -> None:
@@ -72,9 +81,19 @@ def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
     except Held:
         return Taken()
     except AtclError as error:
-        return Failed(str(error))
+        return Failed(_begin(str(error), WHY))
     except torch.OutOfMemoryError:
         return Died("the GPU had no memory left")
     except Exception as error:
-        return Failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", traceback.format_exc()[-20_000:])
+        return Failed(_begin(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", WHY), _end(traceback.format_exc(), TRACE))
     return Done(time.perf_counter() - began)
+
+
+def _begin(text: str, size: int) -> str:
+    """Return as much of the beginning of a text as so many bytes hold."""
+    return text.encode(errors="replace")[:size].decode(errors="ignore")
+
+
+def _end(text: str, size: int) -> str:
+    """Return as much of the end of a text as so many bytes hold."""
+    return text.encode(errors="replace")[-size:].decode(errors="ignore")
