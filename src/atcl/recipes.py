@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 from atcl.attacks import Budget, Threat
@@ -319,4 +319,10 @@ KINDS: dict[str, type] = {
 
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name, `dataset/method`."""
-    return pick(RECIPES, name, "recipe")()
+    return made(pick(RECIPES, name, "recipe"))
+
+
+@cache  # each is checked epoch by epoch when it is made, and a run is compared with many
+def made(build: Callable[[], Recipe]) -> Recipe:
+    """Return what a maker of recipes gives, made once."""
+    return build()

@@ -18,7 +18,7 @@ from atcl.errors import AtclError, pick
 from atcl.files import read_json, sole_writer, write_json
 from atcl.masking import suspicions
 from atcl.models import MODELS
-from atcl.recipes import KINDS, OWN, RECIPES, Recipe
+from atcl.recipes import KINDS, OWN, RECIPES, Recipe, recipe
 from atcl.settings import differences, digest, from_data, to_data
 from atcl.truth import Split, Truth
 from atcl.verdicts import WORST, Measurement, Watch, flagged, measure
@@ -204,11 +204,12 @@ def open_run(folder: Path | str) -> Run:
 
 def name_of(wanted: Recipe) -> str:
     """Return the name of a recipe: its own, or for a variant its dataset's with `custom`."""
-    return next((name for name, build in RECIPES.items() if build() == wanted), f"{wanted.dataset}/custom")
+    own = (name for name in RECIPES if name.startswith(f"{wanted.dataset}/"))
+    return next((name for name in own if recipe(name) == wanted), f"{wanted.dataset}/custom")
 
 
 def folder_of(name: str, wanted: Recipe) -> tuple[str, str]:
     """Return dataset and method, the method with a digest where the settings are not those of the named recipe."""
     dataset, _, method = name.partition("/")
-    plain = name in RECIPES and RECIPES[name]() == wanted
+    plain = name in RECIPES and recipe(name) == wanted
     return dataset, method if plain else f"{method}-{digest(wanted)}"
