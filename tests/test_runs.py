@@ -15,8 +15,9 @@ from atcl.labels import Biased, Complementary
 from atcl.recipes import Recipe
 from atcl.running import train
 from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
-from atcl.schedules import StepDecay
+from atcl.schedules import LinearFall, StepDecay
 from atcl.stages import Watcher
+from atcl.supervision import PseudoLabels
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]
@@ -355,3 +356,20 @@ def test_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps({"name": "x"}))
     with pytest.raises(AtclError, match="not of a run: KeyError"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "told"), [(1, False), (2, False), (3, True)])
+def test_pseudo_labels_that_know_nothing_yet_are_told_of(first: int, told: bool, tmp_path: Path) -> None:
+    recipe = tiny.RECIPES["digits/warmup-pla"]
+    stage = replace(recipe.stages[0], epochs=3, gamma=LinearFall(1.0, over=1, after=1), supervision=PseudoLabels(first=first))
+    heard: list[str] = []
+
+    class Listener(Watcher):
+        def say(self, text: str) -> None:
+            heard.append(text)
+
+    train(
+        replace(recipe, stages=(stage,)), seed=1, out=tmp_path, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet,
+        watcher=Listener(),
+    )  # fmt: skip
+    assert any("know nothing" in line for line in heard) == told

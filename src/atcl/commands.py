@@ -47,7 +47,7 @@ class Train:
     seeds: tuple[int, ...] = ()
     """in its place: a model for each of several seeds, all at once on one GPU"""
     out: Path | None = None
-    """folder of the run; by default runs/RECIPE/seed-N; with --seeds the folder that holds seed-N"""
+    """folder of the run; by default runs/RECIPE/seed-N, a digest behind RECIPE where settings changed; with --seeds the folder that holds seed-N"""
     device: str = "auto"
     """auto, cpu or cuda"""
     engine: str = "auto"

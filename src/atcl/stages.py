@@ -25,8 +25,8 @@ from atcl.runs import REPORTED, Build, Problem, Run
 from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
-from atcl.supervision import relabel, with_sole_candidate
-from atcl.training import Learner, Snapshot, fitting
+from atcl.supervision import PseudoLabels, relabel, with_sole_candidate
+from atcl.training import Learner, Snapshot, Stage, fitting
 from atcl.verdicts import glance, measure
 
 
@@ -85,6 +85,10 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     last = run.recipe.stages[-1]
     if not last.grown(last.epochs):
         watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
+    for number, stage in enumerate(run.recipe.stages):
+        if (early := _unlearnt(stage)) is not None:
+            first = f"--stages.{number}.supervision.first {stage.supervision.first}" if isinstance(stage.supervision, PseudoLabels) else ""
+            watcher.say(f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower {first}")
     watcher.begin(run, position.number, position.learner.epoch)
     with checkpoints.Writer(run.folder / "checkpoints") as writer:
         while True:
@@ -99,6 +103,15 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
                 break
             position = _advanced(run, problem, means.build, position)
     _finish(run, problem, position, means)
+
+
+def _unlearnt(stage: Stage) -> int | None:
+    """Return the first epoch that leans on pseudo-labels of which nothing was remembered before or in it; None where there is none."""
+    if not isinstance(stage.supervision, PseudoLabels):
+        return None
+    leaning = next((epoch for epoch in range(1, stage.epochs + 1) if stage.gamma(epoch) < 1), None)
+    remembers = any(stage.supervision.remembers(epoch) for epoch in range(1, (leaning or 0) + 1))
+    return None if remembers else leaning
 
 
 def _opened(run: Run, problem: Problem, build: Build | None) -> Position:

@@ -172,6 +172,11 @@ def title(run: Run) -> str:
     return TITLES.get(method, method or run.name)
 
 
+def changed(run: Run) -> bool:
+    """Tell whether a run's settings are others than those of the recipe that it names."""
+    return run.name in RECIPES and recipe(run.name) != run.recipe
+
+
 def detail(group: Group, groups: Sequence[Group]) -> str:
     """Return what tells a group from others of the same method: its recipe's name, what is changed in it, or where it lies."""
     alike = [other for other in groups if other.label == group.label]

@@ -8,7 +8,7 @@ from atcl.attacks import Threat
 from atcl.evaluation import ATTACKS
 from atcl.experiments import HEADINGS
 from atcl.masking import CHECKS
-from atcl.page.gathering import Group, Told, chosen_by, spread, title
+from atcl.page.gathering import Group, Told, changed, chosen_by, spread, title
 from atcl.page.markup import Child, Markup, el
 from atcl.page.parts import bar, prose, scrolled, section, swatch, table
 from atcl.recipes import OWN
@@ -40,10 +40,13 @@ def headline(groups: Sequence[Group]) -> Markup:
         kinds = "methods" if len({title(group.members[0].run) for group in groups}) == len(groups) else "groups of runs"
         pending = sum(one.result is None for one in runs)
         told = f"{len(runs)} runs{f', {pending} not finished' if pending else ''}; mean ± standard deviation over seeds"
+        others = ", ".join(group.label for group in groups if changed(group.members[0].run))
+        told += f"; with changed settings: {others}" if others else ""
         return el("div", el("h1", f"{len(groups)} {kinds} on {where}"), el("p", told, class_="sub"))
     (group,) = groups
     first = group.members[0]
-    told = f"{first.run.name}, {group.seeds}; {chosen_by(first)}" if len(runs) == 1 else f"{first.run.name}, {group.seeds}"
+    told = f"{first.run.name}{' with changed settings' if changed(first.run) else ''}, {group.seeds}"
+    told += f"; {chosen_by(first)}" if len(runs) == 1 else ""
     tiles = [_tile(HEADINGS[name], group, name) for name in measured(groups) if name != WORST or len(measured(groups)) > 3]
     tiles = tiles or [
         _held_tile(name, found) for name, score in (("right", "accuracy_natural"), ("robust", "robust")) if (found := _held(group, score))
@@ -187,7 +190,9 @@ def _flags(groups: Sequence[Group]) -> list[Markup]:
     told = [el("ul", items, class_="flags")] if items else []
     if unlooked:
         more = f" (and {len(unlooked) - 1} more)" if len(unlooked) > 1 else ""
-        told.append(el("p", "Nobody has looked yet; ", el("code", f"atcl evaluate {shlex.quote(unlooked[0])}"), f" does{more}.", class_="fine"))
+        whom = "" if len(unlooked) == sum(len(group.finished) for group in groups) else " at all of them"
+        command = el("code", f"atcl evaluate {shlex.quote(unlooked[0])}")
+        told.append(el("p", f"Nobody has looked{whom} yet; ", command, f" does{more}.", class_="fine"))
     elif not items:
         told.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
     if items:
