@@ -175,8 +175,9 @@ def test_a_write_that_fails_is_told_at_the_next_and_at_the_end(tmp_path: Path, m
     assert began == [0, 1]
     with pytest.raises(OSError, match="No space"):
         write(1)
-    with pytest.raises(KeyError):  # what ended the run is told, not what came of it
+    with pytest.raises(KeyError) as told:  # what ended the run is raised, and says what came of it
         write(1, KeyError())
+    assert "No space" in told.value.__notes__[0]
 
 
 class PowerCut(BaseException):

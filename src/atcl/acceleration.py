@@ -94,10 +94,12 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
         parameter.requires_grad_(False)
     try:
         quick = Replayed(model, batch_size)
-        yield quick
+        try:
+            yield quick
+        finally:
+            quick.recordings.clear()
+            torch.cuda.empty_cache()  # what recordings took serves nothing else until then
     finally:
-        quick.recordings.clear()
-        torch.cuda.empty_cache()  # what recordings took serves nothing else until then
         for parameter in parameters:
             parameter.requires_grad_(True)
 

@@ -57,12 +57,13 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, ending: BaseException | None, *_: object) -> None:
         try:
             self.wait()
-        except Exception:
-            if kind is None:  # else what ended the run is told
+        except Exception as error:
+            if ending is None:
                 raise
+            ending.add_note(f"its last checkpoint was not written: {error}")  # what ended the run stays the error that is raised
         finally:
             self.pool.shutdown()
 

@@ -208,8 +208,12 @@ def name_of(wanted: Recipe) -> str:
     return next((name for name in own if recipe(name) == wanted), f"{wanted.dataset}/custom")
 
 
+def is_plain(name: str, wanted: Recipe) -> bool:
+    """Tell whether settings are those of the recipe of a name."""
+    return name in RECIPES and recipe(name) == wanted
+
+
 def folder_of(name: str, wanted: Recipe) -> tuple[str, str]:
     """Return dataset and method, the method with a digest where the settings are not those of the named recipe."""
     dataset, _, method = name.partition("/")
-    plain = name in RECIPES and recipe(name) == wanted
-    return dataset, method if plain else f"{method}-{digest(wanted)}"
+    return dataset, method if is_plain(name, wanted) else f"{method}-{digest(wanted)}"

@@ -86,9 +86,8 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     if not last.grown(last.epochs):
         watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
     for number, stage in enumerate(run.recipe.stages):
-        if (early := _unlearnt(stage)) is not None:
-            first = f"--stages.{number}.supervision.first {stage.supervision.first}" if isinstance(stage.supervision, PseudoLabels) else ""
-            watcher.say(f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower {first}")
+        if (early := _blind(stage)) is not None:
+            watcher.say(f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower --stages.{number}.supervision.first")
     watcher.begin(run, position.number, position.learner.epoch)
     with checkpoints.Writer(run.folder / "checkpoints") as writer:
         while True:
@@ -105,7 +104,7 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     _finish(run, problem, position, means)
 
 
-def _unlearnt(stage: Stage) -> int | None:
+def _blind(stage: Stage) -> int | None:
     """Return the first epoch that leans on pseudo-labels of which nothing was remembered before or in it; None where there is none."""
     if not isinstance(stage.supervision, PseudoLabels):
         return None

@@ -18,7 +18,7 @@ from atcl.models import MODELS
 from atcl.paper import RULE, published
 from atcl.recipes import OWN, RECIPES, Recipe, recipe
 from atcl.reports import Cell
-from atcl.runs import Run
+from atcl.runs import Run, is_plain
 from atcl.selection import RULES
 from atcl.settings import digest, options, overridden
 
@@ -174,7 +174,7 @@ def title(run: Run) -> str:
 
 def changed(run: Run) -> bool:
     """Tell whether a run's settings are others than those of the recipe that it names."""
-    return run.name in RECIPES and recipe(run.name) != run.recipe
+    return run.name in RECIPES and not is_plain(run.name, run.recipe)
 
 
 def detail(group: Group, groups: Sequence[Group]) -> str:

@@ -191,7 +191,7 @@ class Attached(Watcher):
     """Lets no process outlive the one that started it: the run would hold its folder."""
 
     def epoch(self, record: Record) -> None:
-        """End the process where its parent is gone; the checkpoint is written."""
+        """End the process where its parent is gone; the checkpoint is written on the way out."""
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise SystemExit(1)
