@@ -13,7 +13,7 @@ from atcl.attacks import NORMS, ascent
 from atcl.batches import as_float
 from atcl.engines import ENGINES, Part, compiled, engine_of
 from atcl.errors import AtclError
-from atcl.forms import STENCIL, TURNED, Halved
+from atcl.forms import LIBRARY, STENCIL, TURNED, Halved
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.objectives import Objective
@@ -185,18 +185,19 @@ def lived_in(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.parametrize("forms", [True, False])
 @pytest.mark.parametrize("build", [Odd, lambda: resnet18(4), lambda: preact_resnet18(4), lambda: SmallCNN(4, (3, 17, 19))])
-def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module]) -> None:
+def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], forms: bool) -> None:
     torch.manual_seed(0)
     model = build()
-    twin = Twin(model, settle=True)
+    twin = Twin(model, settle=True, forms=forms)
     lived_in(model)
     twin.follow()
     x = torch.rand(2, 3, 17, 19, requires_grad=True)
     ours, theirs = twin(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
-    assert len(twin.settled) >= 2
+    assert len(twin.settled) >= 2 or (not forms and not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()))
 
 
 @pytest.mark.parametrize("size", [(6, 8), (5, 8), (6, 7)])
@@ -226,6 +227,13 @@ def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
     twin = Twin(SmallCNN(10), settle=True)
     assert [(one.form, one.relu) for one in twin.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
     assert sum(isinstance(module, Halved) for module in twin.modules()) == 2
+
+
+def test_without_forms_only_normalisations_are_drawn_in() -> None:
+    twin = Twin(resnet18(4), settle=True, forms=False)
+    assert {one.form for one in twin.settled} == {LIBRARY}
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in twin.modules())
+    assert not Twin(SmallCNN(10), settle=True, forms=False).settled  # there is none
 
 
 def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:

@@ -136,12 +136,24 @@ def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_proce
     assert packed(jobs) == []
 
 
-def test_runs_of_one_recipe_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
-    many, other = [job(tmp_path, seed) for seed in range(PACK + 1)], job(tmp_path, 1, LONG)
-    trained = job(tmp_path, PACK + 1)
+def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
+    many, longer = [job(tmp_path, seed) for seed in range(PACK)], job(tmp_path, 1, LONG)
+    trained, other = job(tmp_path, PACK + 1), job(tmp_path, 1, (), "kuzushiji/oracle")
     trained.folder.mkdir(parents=True)
     write_json(trained.folder / "result.json", {})
-    assert packed([many[0], other, trained, *many]) == [many[:PACK], many[PACK:], [other]]
+    assert packed([many[0], longer, other, trained, *many]) == [[many[0], longer, *many[1 : PACK - 1]], [many[PACK - 1]], [other]]
+
+
+def test_runs_of_different_recipes_train_together_as_they_would_alone(tmp_path: Path) -> None:
+    names = ("digits/direct-log", "digits/oracle", "digits/warmup-pla")
+    alone, jobs = ([job(tmp_path / where, 1, SMALL, name) for name in names] for where in ("alone", "together"))
+    for one in alone:
+        carry_out(one)
+    said = io.StringIO()
+    fill_packed(jobs, Console(file=said, width=400), measuring=2, threads=1)
+    assert [told(one) for one in jobs] == [told(one) for one in alone]
+    assert {read_json(one.path)["engine"]["together"] for one in jobs} == {len(jobs)}
+    assert str(jobs[1]) in said.getvalue()
 
 
 @dataclass

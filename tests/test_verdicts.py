@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import atcl
+from atcl.acceleration import activation_bytes
 from atcl.attacks import Threat, pgd
 from atcl.data import digits
 from atcl.errors import AtclError
 from atcl.evaluation import ATTACKS, cross_entropy
 from atcl.models import MODELS
 from atcl.truth import Split, Truth
-from atcl.verdicts import WORST, evaluate, measure
+from atcl.verdicts import BATCH, WORST, batch_of, evaluate, measure
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -239,6 +240,22 @@ def test_any_classifier_arrays_and_lists_are_taken() -> None:
     found = evaluate(Linear(5), (255 * X).to(torch.uint8).numpy(), y.tolist(), epsilon=0.0, attacks=["natural", "pgd20"])
     assert found["pgd20"].correct == found["natural"].correct
     assert atcl.evaluate is evaluate
+
+
+def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    test, net = tiny.split(20), tiny.TinyNet()
+    assert batch_of(net, test) == BATCH  # on a CPU
+    monkeypatch.setattr("atcl.verdicts.batch_of", lambda model, test: 7)
+    threat = Threat(0.01, 0.01)
+    found = measure(net, test, threat, ["natural", "autoattack"])
+    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH, "autoattack": 7, WORST: BATCH}
+    assert measure(net, test, threat, ["autoattack"], batch_size=9)["autoattack"].batch_size == 9
+
+
+def test_activations_are_counted_layer_by_layer() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(144, 5))
+    assert activation_bytes(net, torch.rand(2, 1, 6, 6)) == 2 * 4 * (3 * 144 + 5)
+    assert not any(module._forward_hooks for module in net.modules())
 
 
 def test_an_attack_that_looks_at_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:

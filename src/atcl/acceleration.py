@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from atcl.attacks import evaluating
+from atcl.twins import faithful_twin
+
 SMALLEST = 32
 
 
@@ -46,6 +49,7 @@ class Replayed(Module):
         super().__init__()
         # in channels_last convolutions run without a detour
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.folded: Module | None = None  # what is recorded: the model with its normalisations inside convolutions
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
         self.tape: Tape | None = None
@@ -68,7 +72,8 @@ class Replayed(Module):
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
                 self.tape = self.tape or Tape(torch.cuda.Stream(x.device))
-                found = self.recordings[key] = _record(self.model, _channels_last(torch.rand(key, device=x.device)), self.tape)
+                self.folded = self.folded or _folded(self.model, x)
+                found = self.recordings[key] = _record(self.folded, _channels_last(torch.rand(key, device=x.device)), self.tape)
             if found and not _agrees(found, self.model):
                 self.faithful = False
                 self.recordings.clear()
@@ -95,7 +100,8 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
     try:
         quick = Replayed(model, batch_size)
         try:
-            yield quick
+            with torch.autograd.set_multithreading_enabled(False):  # a gradient of one call needs no thread to hand it to
+                yield quick
         finally:
             quick.recordings.clear()
             torch.cuda.empty_cache()  # what recordings took serves nothing else until then
@@ -118,10 +124,33 @@ class _Replay(torch.autograd.Function):
         if ctx.play != recording.tape.plays:  # another batch came in between
             _play(recording, x)
             ctx.play = recording.tape.plays
-        recording.upstream[: len(x)].copy_(upstream[0])
-        recording.upstream[len(x) :].zero_()
+        recording.upstream[: len(x)].copy_(upstream[0])  # as with the images, rows behind are of an older batch
         recording.backward.replay()
         return recording.gradient[: len(x)].clone(), None
+
+
+def _folded(model: Module, x: Tensor) -> Module:
+    """Return the twin of a model that has no normalisation of its own left where it can do without, else the model."""
+    twin = faithful_twin(model, "fp32", _channels_last(x[:2].detach().clone()), forms=False)
+    return twin if twin.settled else model
+
+
+def activation_bytes(model: Module, x: Tensor) -> int:
+    """Return how many bytes the layers of a model give for images x, which an attack keeps until the gradient is known."""
+    given = 0
+
+    def count(module: Module, inputs: Any, output: Any) -> None:
+        nonlocal given
+        given += output.nbytes if isinstance(output, Tensor) else 0
+
+    hooks = [module.register_forward_hook(count) for module in model.modules() if not any(True for _ in module.children())]
+    try:
+        with evaluating(model), torch.no_grad():
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given
 
 
 def _channels_last(x: Tensor) -> Tensor:

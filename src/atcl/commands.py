@@ -117,7 +117,8 @@ class Evaluate:
     """names from `atcl list attacks`"""
     seed: int = 0
     """of the attacks' random starts"""
-    batch_size: int = 500
+    batch_size: int | None = None
+    """images at a time; by default 500, and for AutoAttack on a GPU up to 2500, by the size of the model"""
     device: str = "auto"
     data_dir: Path | None = None
     images: Path | None = None
@@ -266,7 +267,7 @@ def _train(
     problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
     tensorboard: bool = False,
 ) -> list[Run]:  # fmt: skip
-    with lives(console, seeds) as shown:
+    with lives(console, [f"seed {seed}" for seed in seeds]) as shown:
         logged = [boards.Logged(live) for live in shown] if tensorboard else []
         trained = train_together(
             wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or shown, engine=engine,

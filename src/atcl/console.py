@@ -80,10 +80,10 @@ class Live(Shown, Watcher):
 
 
 @contextmanager
-def lives(console: Console, seeds: Sequence[int]) -> Iterator[list[Live]]:
-    """Show runs of several seeds in one display, each line with its seed."""
-    with Live(console, label=f"seed {seeds[0]}: " if len(seeds) > 1 else "") as first:
-        yield [first, *(Live(console, first, f"seed {seed}: ") for seed in seeds[1:])]
+def lives(console: Console, names: Sequence[str]) -> Iterator[list[Live]]:
+    """Show several runs in one display, each line with the name of its run."""
+    with Live(console, label=f"{names[0]}: " if len(names) > 1 else "") as first:
+        yield [first, *(Live(console, first, f"{name}: ") for name in names[1:])]
 
 
 class Together(Shown):

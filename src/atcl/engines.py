@@ -3,7 +3,8 @@
 import random
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -98,6 +99,18 @@ def compiled(function: Part, say: Say = print, backend: str = "inductor") -> Par
             return function(*arguments)
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def room_to_compile(runs: int) -> Iterator[None]:
+    """Let so many runs be compiled side by side: the compiler counts the forms of a function over all of them, and gives up after a few."""
+    torch.compiler.reset()  # what was compiled for runs before would count against these
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = before * runs
+    try:
+        yield
+    finally:
+        torch._dynamo.config.recompile_limit = before
 
 
 def recorded(step: Step, rng: Generator) -> Step:

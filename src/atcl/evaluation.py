@@ -27,6 +27,7 @@ class Attack:
     about: str
     first: int | None = None  # how many images of the test set it looks at, the first ones; None: all
     classes: int = 2  # how many a model needs at least
+    wide: bool = False  # whether it takes as many images at a time as a GPU has room for: its many small steps keep the host busy
 
     def check(self, classes: int) -> None:
         """Refuse a model that has too few classes."""
@@ -85,5 +86,6 @@ ATTACKS: dict[str, Attack] = {
         "AutoAttack, standard version (APGD-CE, APGD-T, FAB-T, Square)",
         first=10_000,  # as published
         classes=4,  # its DLR loss compares the third and fourth logit
+        wide=True,
     ),
 }

@@ -21,10 +21,10 @@ class Settled(Module):
     back: Tensor
     bias: Tensor | None
 
-    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None, relu: bool, dtype: torch.dtype) -> None:
+    def __init__(self, convolution: nn.Conv2d, norm: nn.BatchNorm2d | None, form: "Form", relu: bool, dtype: torch.dtype) -> None:
         super().__init__()
         self.sources = (convolution, norm)  # in a tuple: followed, not owned
-        self.form, self.relu = form_of(convolution), relu
+        self.form, self.relu = form, relu
         self.padding: Any = convolution.padding
         self.options: Any = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
         empty = torch.zeros_like(convolution.weight, dtype=dtype).detach()

@@ -50,7 +50,7 @@ class Reproduce:
     on: str = "local"
     """where the runs are carried out: local, ray or slurm (docs/clusters.md)"""
     workers: int = 0
-    """runs at a time; by default one for each CPU core, on a GPU the seeds of a recipe together; of a cluster as many as it has room for"""
+    """runs at a time; by default one for each CPU core, on a GPU a few train together; of a cluster as many as it has room for"""
     threads: int = 0
     """CPU threads of each run, which its numbers on a CPU depend on; by default the cores shared out, and 1 on a cluster"""
     ray: Ray = Ray()

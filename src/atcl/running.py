@@ -1,7 +1,8 @@
 """Starting runs: what they learn from, whether all fits together, which engine carries them out; alone or several at once."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from atcl import observing
 from atcl.attacks import evaluating
 from atcl.batches import as_float
 from atcl.data import DATASETS
-from atcl.engines import engine_of, waits
+from atcl.engines import engine_of, room_to_compile, waits
 from atcl.environment import repeatable, resolve
 from atcl.errors import AtclError, pick
 from atcl.files import read_json, sole_writer, write_json
@@ -57,31 +58,10 @@ def train_together(
         raise AtclError(f"give different seeds, at least one, not {list(seeds)}")
     wanted = recipe(what) if isinstance(what, str) else what
     name = name or (what if isinstance(what, str) else name_of(what))
-    if deterministic:
-        wanted = repeatable_form(wanted)
-    target = resolve(device)
-    engine_of(engine, target, 0, deterministic=deterministic)  # one that cannot be had is refused before anything is written
-    if target.type == "cuda" or engine == "compiled":
-        torch.compiler.reset()  # what was compiled for runs before would count against these
-    order = Order(wanted, name, target, data_dir, problem, build, engine, deterministic, len(seeds), tuple(observe), every)
-    tasks = [
-        _running(order, seed, Path(outs[number]) if outs else None, watchers[number] if watchers else Watcher()) for number, seed in enumerate(seeds)
-    ]
-    if len(seeds) > 1:
-        tasks = [
-            _named(task, seed, watchers[number] if watchers else Watcher()) for number, (task, seed) in enumerate(zip(tasks, seeds, strict=True))
-        ]
-    with repeatable(deterministic):
-        return together(tasks, target)
-
-
-def _named(task: Generator[None, None, Run], seed: int, watcher: Watcher) -> Generator[None, None, Run]:
-    """Return the task, whose error says at once, and again at the end, which of several it was."""
-    try:
-        return (yield from task)
-    except AtclError as error:
-        watcher.say(f"stopped: {error}")
-        raise AtclError(f"seed {seed}: {error}") from None
+    folders = [None] * len(seeds) if outs is None else [Path(out) for out in outs]
+    heard = [Watcher() for _ in seeds] if watchers is None else watchers
+    way = Way(resolve(device), data_dir, problem, build, engine, deterministic, tuple(observe), every)
+    return train_all([Order(wanted, name, *one) for one in zip(seeds, folders, heard, strict=True)], way)
 
 
 def repeatable_form(wanted: Recipe) -> Recipe:
@@ -91,26 +71,58 @@ def repeatable_form(wanted: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class Order:
-    """What several runs have in common."""
+    """A run that is to be made."""
 
     wanted: Recipe
     name: str
+    seed: int
+    out: Path | None = None  # None: the folder that follows from its name
+    watcher: Watcher = field(default_factory=Watcher)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How runs are carried out, and what on where that is not their recipe's to say."""
+
     device: torch.device
-    data_dir: Path | None
-    problem: Problem | None  # None: the recipe's own dataset
-    build: Build | None
-    engine: str
-    deterministic: bool
-    together: int  # how many runs share the device
-    observe: tuple[str, ...]
-    every: int | None
+    data_dir: Path | None = None
+    problem: Problem | None = None  # None: the recipe's own dataset
+    build: Build | None = None
+    engine: str = "auto"
+    deterministic: bool = False
+    observe: tuple[str, ...] = ()
+    every: int | None = None
 
 
-def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Generator[None, None, Run]:
-    """Carry out one run, pausing after each batch, and first of all before anything is trained."""
-    wanted, name, problem, build = order.wanted, order.name, order.problem, order.build
+def train_all(orders: Sequence[Order], way: Way) -> list[Run]:
+    """Train by several orders, of one recipe or of many, all at once on one device; each is the run that it would be alone."""
+    engine_of(way.engine, way.device, 0, deterministic=way.deterministic)  # one that cannot be had is refused before anything is written
+    tasks = [_running(order, way, len(orders)) for order in orders]
+    if len(orders) > 1:
+        several = len({order.name for order in orders}) > 1
+        tasks = [_named(task, order, several) for task, order in zip(tasks, orders, strict=True)]
+    compiles = way.device.type == "cuda" or way.engine == "compiled"
+    with repeatable(way.deterministic), room_to_compile(len(orders)) if compiles else nullcontext():
+        return together(tasks, way.device)
+
+
+def _named(task: Generator[None, None, Run], order: Order, several: bool) -> Generator[None, None, Run]:
+    """Return the task, whose error says at once, and again at the end, which of several it was."""
+    try:
+        return (yield from task)
+    except AtclError as error:
+        order.watcher.say(f"stopped: {error}")
+        raise AtclError(f"{f'{order.name}, ' if several else ''}seed {order.seed}: {error}") from None
+
+
+def _running(order: Order, way: Way, number: int) -> Generator[None, None, Run]:
+    """Carry out one of a number of runs, pausing after each batch, and first of all before anything is trained."""
+    wanted, name, seed, watcher = order.wanted, order.name, order.seed, order.watcher
+    problem, build = way.problem, way.build
+    if way.deterministic:
+        wanted = repeatable_form(wanted)
     if problem is None:
-        problem = problem_of(wanted, seed, order.data_dir)
+        problem = problem_of(wanted, seed, way.data_dir)
     else:
         wanted, name = _on_own_data(wanted, problem), f"{OWN}/{name.partition('/')[2]}"
         if wanted.holdout and problem.held is None:
@@ -125,25 +137,25 @@ def _running(order: Order, seed: int, out: Path | None, watcher: Watcher) -> Gen
         raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
     if problem.held is not None:
         check_invertible(problem.held)
-    observing.check(order.observe, problem, order.every)
-    folder = out or Path("runs", *folder_of(name, wanted), f"seed-{seed}")
+    observing.check(way.observe, problem, way.every)
+    folder = order.out or Path("runs", *folder_of(name, wanted), f"seed-{seed}")
     run = Run(folder, name, seed, wanted, problem.train.classes, wanted.shape, problem.names)
     _probe(run, problem, build)
     with sole_writer(folder):
         run.claim(problem)
         if (folder / "result.json").exists() and (folder / "model.safetensors").exists():
             watcher.say("this run is finished: nothing is trained again")
-            if order.observe:
+            if way.observe:
                 watcher.say(f"and nothing was observed: `atcl observe {folder}` looks at the checkpoints that it left")
             return run
-        there = problem.to(order.device)
+        there = problem.to(way.device)
         size, waiting = passes(wanted, len(there.train)), _waits(run, there, build)
-        chosen = engine_of(order.engine, order.device, size, deterministic=order.deterministic, waits=waiting, say=watcher.say)
-        watcher.engine(f"{chosen.about} on {order.device.type}")
+        chosen = engine_of(way.engine, way.device, size, deterministic=way.deterministic, waits=waiting, say=watcher.say)
+        watcher.engine(f"{chosen.about} on {way.device.type}")
         yield
         if wanted.transition == "estimated":
             there = _estimated(run, there, build, watcher)
-        yield from carry_out(run, there, Means(chosen, watcher, build, order.together, order.observe, order.every))
+        yield from carry_out(run, there, Means(chosen, watcher, build, number, way.observe, way.every))
     return run
 
 

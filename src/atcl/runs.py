@@ -129,7 +129,7 @@ class Run:
         return model.to(resolve(device)).eval()
 
     def evaluate(
-        self, attacks: Sequence[str] = REPORTED, *, device: str = "auto", test: Split | None = None, seed: int = 0, batch_size: int = 500,
+        self, attacks: Sequence[str] = REPORTED, *, device: str = "auto", test: Split | None = None, seed: int = 0, batch_size: int | None = None,
         build: Build | None = None, data_dir: Path | None = None, checks: bool = True, strict_fp32: bool = False, watch: Watch | None = None,
     ) -> dict[str, Measurement]:  # fmt: skip
         """Measure the chosen model; numbers of the recipe's own test set are kept in `result.json`, those of a `test` you bring are not."""

@@ -17,7 +17,7 @@ from atcl.seeds import forked_rng
 class Twin(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False) -> None:
+    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False, forms: bool = True) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.kind = kind
@@ -26,7 +26,7 @@ class Twin(Module):
             _lower(self.model)
         self.settled: list[Settled] = []
         if settle:
-            self.settled = _settle(self.model, model, self.dtype)
+            self.settled = _settle(self.model, model, self.dtype, forms)
         self.pairs = _by_type(self.model, model)
         self.follow()
 
@@ -42,15 +42,18 @@ class Twin(Module):
             convolution.derive()
 
 
-def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print) -> Twin:
-    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
+def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print, *, forms: bool = True) -> Twin:
+    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one.
+
+    Without `forms` it keeps the library's convolutions: the others pay where a compiler draws their parts together.
+    """
     if not x.is_cuda and kind != "bf16":
         return Twin(model, kind)
-    settle = _agrees(model, x, "fp32", settle=True)
-    if kind == "bf16" and not _agrees(model, x, "bf16", settle=settle):
+    settle = _agrees(model, x, "fp32", settle=True, forms=forms)
+    if kind == "bf16" and not _agrees(model, x, "bf16", settle=settle, forms=forms):
         say("the model does not compute in bf16: the attack looks at it in fp32")
         kind = "fp32"
-    return Twin(model, kind, settle=settle)
+    return Twin(model, kind, settle=settle, forms=forms)
 
 
 def takes_channels_last(model: Module, x: Tensor) -> bool:
@@ -65,7 +68,7 @@ def takes_channels_last(model: Module, x: Tensor) -> bool:
     return True
 
 
-def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool) -> bool:
+def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, forms: bool = True) -> bool:
     """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
     with forked_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -81,7 +84,7 @@ def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool) -> bool:
         for settled in (False, True):
             at = x.detach().clone().requires_grad_()
             try:
-                logits: Tensor = Twin(probe, kind, settle=settle)(at) if settled else probe(at)
+                logits: Tensor = Twin(probe, kind, settle=settle, forms=forms)(at) if settled else probe(at)
                 (gradient,) = torch.autograd.grad((logits * torch.linspace(-1, 1, logits.shape[1], device=x.device)).sum(), at)
             except (RuntimeError, AttributeError, TypeError):
                 return False
@@ -117,13 +120,13 @@ def _lower(model: Module) -> None:
                     tensor.data = tensor.data.bfloat16()
 
 
-def _settle(ours: Module, theirs: Module, dtype: torch.dtype) -> list[Settled]:
-    """Put a `Settled` in the place of each convolution that has a normalisation behind it or a faster form, and `Halved` in that of poolings."""
+def _settle(ours: Module, theirs: Module, dtype: torch.dtype, forms: bool) -> list[Settled]:
+    """Put a `Settled` in the place of each convolution that has a normalisation behind it or, of `forms`, a faster one, and `Halved` for poolings."""
     behind, found = _behind(ours), []
     names = Counter(module for _, module in ours.named_modules(remove_duplicate=False))
     for name, module in list(ours.named_modules()):
         follower = behind.get(name)
-        if type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
+        if forms and type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
             ours.set_submodule(name, nn.Identity())
             ours.set_submodule(follower, Halved())
     for name, module in list(ours.named_modules()):
@@ -132,10 +135,11 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype) -> list[Settled]:
         norm = _next(ours, behind, name, nn.BatchNorm2d)
         norm = norm if norm and ours.get_submodule(norm).running_var is not None else None
         relu = _next(ours, behind, norm or name, nn.ReLU)
-        if norm is None and form_of(module) is LIBRARY:
+        form = form_of(module) if forms else LIBRARY
+        if norm is None and form is LIBRARY:
             continue
         source: Any = theirs.get_submodule(norm) if norm else None
-        found.append(Settled(theirs.get_submodule(name), source, relu is not None, dtype))  # type: ignore[arg-type]
+        found.append(Settled(theirs.get_submodule(name), source, form, relu is not None, dtype))  # type: ignore[arg-type]
         ours.set_submodule(name, found[-1])
         for part in (norm, relu):
             if part is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.acceleration import replayed
+from atcl.acceleration import activation_bytes, replayed
 from atcl.attacks import Ascend, Threat, ascent, device_of, evaluating, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, judged, machine, path_of
@@ -21,6 +21,8 @@ from atcl.seeds import forked_rng, generator
 from atcl.truth import Split, Truth
 
 WORST = "worst"  # the pointwise worst case over everything run
+BATCH = 500  # images at a time
+WIDEST, ROOM = 2500, 5 * 2**28  # images at a time of an attack that keeps the host busy, at most, and bytes that their activations may take
 
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
 
@@ -43,10 +45,13 @@ class Measurement:
 
 def evaluate(
     model: Module, x: Any, y: Any, *, epsilon: float, attacks: Sequence[str] = ("natural", "pgd20", "cw30"), norm: str = "linf",
-    step_size: float | None = None, seed: int = 0, batch_size: int = 500, checks: bool = True, keep: Path | None = None,
+    step_size: float | None = None, seed: int = 0, batch_size: int | None = None, checks: bool = True, keep: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
-    """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default."""
+    """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default.
+
+    `batch_size` is 500 by default; AutoAttack on a GPU takes as many as `batch_of` says.
+    """
     images = checked_images(x)
     if len(images) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
@@ -68,7 +73,7 @@ def flagged(found: Mapping[str, Measurement], flags: Sequence[str]) -> dict[str,
 
 
 def measure(
-    model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int = 500, keep: Path | None = None,
+    model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int | None = None, keep: Path | None = None,
     extend: bool = False, watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
     """Measure the accuracy of a model under each attack and, where there are several, under the worst of them for each image.
@@ -78,7 +83,9 @@ def measure(
     """
     _check(test, attacks, seed, batch_size)
     place = judged(model, test) if keep else {}
-    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": batch_size, **place} for name in ATTACKS}
+    wide = batch_of(model, test) if batch_size is None else batch_size
+    sizes = {name: wide if attack.wide else batch_size or BATCH for name, attack in ATTACKS.items()}
+    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
     known = [name for name in ATTACKS if keep and extend and path_of(keep, headers[name]).exists() and Book(keep, headers[name]).closed]
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
@@ -87,15 +94,25 @@ def measure(
     for name, attack in chosen.items():
         part = test if attack.first is None or attack.first >= len(test) else test.take(slice(attack.first))
         book = Book(keep, headers[name])
-        right, after = withstood(model, part, threat, name, attack, seed, batch_size, book, watch)
+        right, after = withstood(model, part, threat, name, attack, seed, sizes[name], book, watch)
         standing[: len(part)] &= right
         told = {"about": attack.about, **asdict(threat)}
-        found[name] = _measured(right, seed, batch_size, book.seconds, told, after if len(after) > 1 else {}, where)
+        found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
     if len(chosen) > 1:
         images = min(one.images for one in found.values())
         told = {"about": f"for each image the worst of {', '.join(chosen)}", **asdict(threat)}
-        found[WORST] = _measured(standing[:images], seed, batch_size, sum(one.seconds for one in found.values()), told, {}, where)
+        largest = max(one.batch_size for one in found.values())
+        found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
     return found
+
+
+def batch_of(model: Module, test: Split) -> int:
+    """Return how many images AutoAttack takes at a time: on a GPU as many as there is room for, by the size of the model's activations."""
+    device = device_of(model, test.x.device)
+    if device.type != "cuda":
+        return BATCH
+    fit = ROOM // max(1, activation_bytes(model, as_float(test.x[:1].to(device))))
+    return max(BATCH, min(WIDEST, fit // BATCH * BATCH))
 
 
 def glance(model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, seed: int = 0, batch_size: int = 500) -> dict[str, float]:
@@ -127,7 +144,10 @@ def withstood(
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
-                    adv = run(quick, x, labels, threat, seed, number)
+                    try:
+                        adv = run(quick, x, labels, threat, seed, number)
+                    except torch.OutOfMemoryError:
+                        raise AtclError(f"{len(x)} images at a time do not fit into the GPU's memory: give a smaller batch size") from None
                     right = _right(model, adv, labels)
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)
@@ -159,10 +179,10 @@ def _measured(
     return Measurement(100 * correct / len(right), correct, len(right), seed, batch_size, seconds, told, after, where)
 
 
-def _check(test: Split, attacks: Sequence[str], seed: int, batch_size: int) -> None:
+def _check(test: Split, attacks: Sequence[str], seed: int, batch_size: int | None) -> None:
     if len(test) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
-    if batch_size < 1 or not 0 <= seed < 2**63:
+    if (batch_size is not None and batch_size < 1) or not 0 <= seed < 2**63:
         raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
     if not attacks:
         raise AtclError(f"name at least one attack of {', '.join(ATTACKS)}")

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from atcl.acceleration import Replayed, replayed, sizes
 from atcl.models import MODELS
-from atcl.verdicts import evaluate
+from atcl.truth import Split, Truth
+from atcl.verdicts import batch_of, evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
 
@@ -43,6 +44,20 @@ def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> No
         with torch.no_grad():
             torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
     assert len(quick.recordings) == len(sizes(100))
+
+
+def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
+    quick = Replayed(model("resnet18"), 64)
+    quick(torch.rand(8, 1, 28, 28, device="cuda"))
+    assert quick.recordings
+    assert quick.folded is not None
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.folded.modules())
+    assert any(isinstance(module, nn.BatchNorm2d) for module in quick.model.modules())
+
+
+def test_autoattack_takes_as_many_images_at_a_time_as_there_is_room_for() -> None:
+    test = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), Truth(torch.zeros(2, dtype=torch.long), 10))
+    assert {name: batch_of(model(name), test) for name in ("mlp", "small_cnn", "resnet18")} == {"mlp": 2500, "small_cnn": 2500, "resnet18": 500}
 
 
 @pytest.mark.parametrize("others", [40, 64, 10])

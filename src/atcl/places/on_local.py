@@ -22,7 +22,7 @@ from atcl.journal import Record
 from atcl.ledger import Job
 from atcl.places.crews import Crew, Terms, spread
 from atcl.places.working import Died, Done, Failed, Outcome, Taken, measured, trained, work
-from atcl.running import train_together
+from atcl.running import Order, Way, train_all
 from atcl.stages import Watcher
 
 PACK = 4  # models that train together on one GPU
@@ -59,17 +59,15 @@ class Local:
 
 
 def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: int) -> None:
-    """Carry jobs out on one GPU: seeds of one recipe train together, then runs are measured side by side, since attacks wait for the host."""
+    """Carry jobs out on one GPU: a few runs train together, then all are measured side by side, since attacks wait for the host."""
     packs = deque(packed(jobs))
     while packs:
         pack = packs.popleft()
-        console.print(f"{pack[0].what.words}, seeds {' '.join(str(job.seed) for job in pack)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(" + ".join(map(str, pack)), highlight=False, markup=False, soft_wrap=True)
         try:
-            with lives(console, [job.seed for job in pack]) as watchers:
-                train_together(
-                    pack[0].what.recipe, name=pack[0].what.name, seeds=[job.seed for job in pack], outs=[job.folder for job in pack],
-                    device=pack[0].device, data_dir=pack[0].data_dir, watchers=watchers,
-                )  # fmt: skip
+            with lives(console, [str(job) for job in pack]) as watchers:
+                orders = [Order(job.what.recipe, job.what.name, job.seed, job.folder, one) for job, one in zip(pack, watchers, strict=True)]
+                train_all(orders, Way(resolve(pack[0].device), pack[0].data_dir))
         except torch.OutOfMemoryError:
             if len(pack) > 1:
                 console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
@@ -82,11 +80,11 @@ def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: 
 
 
 def packed(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs that are still to be trained, those of one recipe together, `PACK` at most."""
+    """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
     groups: dict[tuple[object, ...], list[Job]] = {}
     for job in dict.fromkeys(jobs):
         if job.new and not (job.folder / "result.json").exists():
-            groups.setdefault((job.what, job.device, job.data_dir), []).append(job)
+            groups.setdefault((job.what.recipe.dataset, job.device, job.data_dir), []).append(job)
     return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
 
 
