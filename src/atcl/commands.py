@@ -21,11 +21,12 @@ from atcl.listing import LISTED
 from atcl.lookback import Observe
 from atcl.page.command import Report, after_training
 from atcl.predicting import as_csv, as_json, predict
-from atcl.recipes import OWN, Recipe, on_own_data, recipe
+from atcl.recipes import Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
 from atcl.settings import options, overridden
+from atcl.tasks import OWN
 from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"

@@ -19,11 +19,12 @@ from atcl.heldout import check_invertible
 from atcl.labels import Given, weaken
 from atcl.packing import together
 from atcl.precisions import Precision
-from atcl.recipes import OWN, Recipe, recipe
+from atcl.recipes import Recipe, recipe
 from atcl.runs import Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.settings import digest
 from atcl.stages import Means, Watcher, carry_out
+from atcl.tasks import OWN
 from atcl.transitions import estimated_transition
 
 

@@ -11,8 +11,8 @@ from atcl.masking import CHECKS
 from atcl.page.gathering import Group, Told, changed, chosen_by, spread, title
 from atcl.page.markup import Child, Markup, el
 from atcl.page.parts import bar, prose, scrolled, section, swatch, table
-from atcl.recipes import OWN
 from atcl.reports import EMPTY, Cell
+from atcl.tasks import OWN
 from atcl.verdicts import WORST
 
 ORDER = (*ATTACKS, WORST)
