@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from atcl.commands import COMMANDS
 from atcl.experiments import EXPERIMENTS
 from atcl.ledger import jobs_of
 from atcl.listing import LISTED
+from atcl.settings import option_names, parse
 
 SMALL = [
     *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),
@@ -103,7 +105,15 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["tarin"], "unknown command 'tarin'; did you mean 'train'?"),
         (["train", "digits/warmup-pal"], "unknown recipe 'digits/warmup-pal'; did you mean 'digits/warmup-pla'?"),
-        (["train", "--stages.0.epoch", "3"], "--stages.0.epochs"),
+        (["train", "kuzushiji/warmup_pla"], "did you mean 'kuzushiji/warmup-pla'?"),
+        (["train", "kuzushiji-warmup-pla"], "did you mean 'kuzushiji/warmup-pla'?"),
+        (["train", "digit/oracle"], "did you mean 'digits/oracle'?"),
+        (["train", "oracle"], "a recipe is named dataset/method, such as digits/oracle, not 'oracle'"),
+        (["train", "digits"], "such as digits/warmup-pla, not 'digits'"),
+        (["train", "--stages.0.epoch", "3"], "did you mean '--stages.0.epochs'?"),
+        (["train", "--sed", "3"], "did you mean '--seed'?"),
+        (["train", "--no-reprt"], "did you mean '--no-report'?"),
+        (["evaluate", "/nowhere", "--atacks=natural"], "does not know --atacks=natural; did you mean '--attacks'?"),
         (["train", "--stages.0.epochs", "three"], "--stages.0.epochs"),
         (["train", "--stages.0.budget.epsilon", "-0.1"], "epsilon -0.1"),
         (["train", "--stages.0.budget.steps", "0"], "the attack takes 0 steps"),
@@ -121,8 +131,9 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--device", "meta"], "unknown device 'meta'"),
         (["reproduce", "digits", "--write", "/nowhere/page.md"], "no page /nowhere/page.md"),
         (["evaluate", "/nowhere"], "not the folder of a run"),
+        (["evaluate", "/nowhere", "more"], "does not know more; see atcl evaluate --help"),
         (["evaluate"], "folder of a run"),
-        (["evaluate", "/nowhere", "--speed", "3"], "does not know --speed 3"),
+        (["evaluate", "/nowhere", "--speed", "3"], "does not know --speed 3; did you mean '--seed'?"),
         (["list", "recipe"], "'recipes'"),
         (["show", "digits/oracel"], "did you mean 'digits/oracle'?"),
         (["reproduce", "table7"], "unknown experiment"),
@@ -143,6 +154,14 @@ def test_a_mistake_gives_one_clear_line(
     assert said.startswith("atcl: ")
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", COMMANDS.values(), ids=COMMANDS)
+def test_the_options_that_are_suggested_are_those_that_help_tells(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(kind, ["--help"], "atcl")
+    lines = re.findall(r"^. (--.+?)(?:  | [{[A-Z]|$)", capsys.readouterr().out, re.M)
+    assert {option for line in lines for option in line.split(", ")} == set(option_names(kind))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

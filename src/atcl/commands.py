@@ -25,7 +25,7 @@ from atcl.recipes import Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
-from atcl.settings import options, overridden
+from atcl.settings import option_names, options, overridden
 from atcl.tasks import OWN
 from atcl.verdicts import WORST
 
@@ -260,7 +260,7 @@ TAKES_OVERRIDES = (Train, Show)
 
 def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False) -> Recipe:
     plain = on_own_data(recipe(name)) if own else recipe(name)
-    return overridden(plain, overrides, f"atcl {command} {name}") if overrides else plain
+    return overridden(plain, overrides, f"atcl {command} {name}", option_names(COMMANDS[command])) if overrides else plain
 
 
 def _train(

@@ -247,6 +247,9 @@ KINDS: dict[str, type] = {
 
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name, `dataset/method`."""
+    for halves, whole in ((METHODS, f"digits/{name}"), (TASKS, f"{name}/warmup-pla")):
+        if name in list(halves):
+            raise AtclError(f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all")
     return made(pick(RECIPES, name, "recipe"))
 
 
