@@ -434,6 +434,28 @@ def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsy
     assert not (tmp_path / "other/report.html").exists()
 
 
+def test_measuring_a_run_makes_its_pages_anew_where_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", str(tmp_path), "--seeds", "1", "10", "2", *SMALL]) == 0
+    own, shared, other = tmp_path / "seed-2/report.html", tmp_path / "report.html", tmp_path / "seed-1/report.html"
+    before = {path: path.read_bytes() for path in (own, shared, other)}
+    capsys.readouterr()
+    words = ["evaluate", str(own.parent), "--attacks", "natural", "pgd20_restarts", "--no-checks"]
+    assert main([*words, "--no-report"]) == 0
+    assert "made anew" not in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in before}
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"made anew: {own}, {shared}"
+    assert all("PGD20, 10 starts" in read(path)[1] for path in (own, shared))
+    assert other.read_bytes() == before[other]
+    assert [re.search(r"seeds? [\d, ]+", read(path)[1])[0].strip(" ,") for path in (own, shared)] == ["seed 2", "seeds 1, 2, 10"]  # type: ignore[index]
+    own.unlink()
+    shared.unlink()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 2
+    assert not own.exists()
+    assert not shared.exists()
+
+
 @pytest.mark.parametrize("error", [AtclError("no room"), RuntimeError("something\nelse"), MemoryError()])
 def test_a_page_that_fails_never_fails_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception

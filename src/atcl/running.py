@@ -98,6 +98,7 @@ class Way:
 def train_all(orders: Sequence[Order], way: Way) -> list[Run]:
     """Train by several orders, of one recipe or of many, all at once on one device; each is the run that it would be alone."""
     engine_of(way.engine, way.device, 0, deterministic=way.deterministic)  # one that cannot be had is refused before anything is written
+    observing.check_names(way.observe, way.every)
     tasks = [_running(order, way, len(orders)) for order in orders]
     if len(orders) > 1:
         several = len({order.name for order in orders}) > 1

@@ -92,7 +92,7 @@ def option_names(kind: type, before: str = "--") -> list[str]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
         told = before + name.replace("_", "-")
         if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
-            names += option_names(hint, f"{told}.") if dataclasses.is_dataclass(hint) else [told]
+            names += option_names(hint, f"{told}.") if isinstance(hint, type) and dataclasses.is_dataclass(hint) else [told]
         if hint is bool:
             names.append(f"{before}no-{name.replace('_', '-')}")
     return names
