@@ -91,6 +91,7 @@ CASES = {
     "gradient that turns around": Case(lambda: Liar(patience=6), {"more_steps", "erasing", "square"}),
     "noise layer": Case(lambda: Masked(lambda x: x + 0.1 * torch.randn_like(x)), {"randomised"}, alone=True),
     "softmax output": Case(lambda: Masked(after=lambda logits: logits.softmax(1)), {"probabilities"}, alone=True),
+    "one class for all": Case(lambda: Masked(after=lambda logits: logits + 500 * torch.eye(10)[3]), {"constant"}, alone=True),
     "NaN output": Case(lambda: Masked(after=lambda logits: logits / 0 * 0), {"not_finite"}, alone=True),
     "NaN gradient": Case(lambda: Masked(after=lambda logits: logits + (logits - logits).sqrt()), {"not_finite", "erasing", "square"}),
 }
@@ -133,13 +134,23 @@ def test_the_honest_models_differ_in_robustness_so_that_both_cases_are_seen() ->
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_hopeless_model_has_no_robustness_that_could_be_false(norm: str) -> None:
+def test_a_hopeless_model_is_called_constant_and_nothing_else(norm: str) -> None:
     three = torch.eye(10)[3]
     constant = Masked(after=lambda logits: (5 * three).expand(len(logits), 10))
     tied = Masked(after=lambda logits: 0 * logits)
     collapsed = Masked(after=lambda logits: logits + 500 * three)
     for model in (constant, tied, collapsed):
-        assert asked(model, norm, images=40, queries=10) == {}
+        assert asked(model, norm, images=40, queries=10).keys() == {"constant"}
+
+
+def test_one_class_for_all_images_is_right_where_they_are_of_one_class() -> None:
+    test = data().test
+    three = test.truth.labels == 3
+    collapsed = CASES["one class for all"].build()
+    assert suspicions(collapsed, test.x[three][:20], test.truth.labels[three][:20], THREATS["linf"], queries=10) == []
+    labels = test.truth.labels[:40]
+    x = torch.where((labels == 3)[:, None, None, None], test.x[:40], 0)  # and where some answer differs
+    assert "constant" not in [flag.name for flag in suspicions(trained(0), x, labels, THREATS["linf"], queries=10)]
 
 
 def test_images_of_one_class_do_not_make_a_masked_model_look_hopeless() -> None:

@@ -62,6 +62,19 @@ def probabilities(evidence: Evidence) -> tuple[float, str] | None:
     return 100.0, f"the outputs of all {len(outputs)} images are probabilities, not logits: their gradient fades where the model is sure"
 
 
+def constant(evidence: Evidence) -> tuple[float, str] | None:
+    """One class for all images, which are not of one class: a collapsed model, with no answer that an attack could change for the worse."""
+    answers = evidence.passes.argmax(2)  # (PASSES, n)
+    one, n = int(answers[0, 0]), answers.shape[1]
+    others = int((evidence.labels != one).sum())
+    if not bool((answers == one).all() and evidence.passes.isfinite().all()) or not beyond_chance(others, n):
+        return None
+    return (
+        100.0,
+        f"all {n} images are given class {one}, as {n - others} of them are: what is right is right by chance, and means nothing under attack",
+    )
+
+
 def zero_gradient(evidence: Evidence) -> tuple[float, str] | None:
     """Naturally right images at which neither the cross-entropy nor the margin has a gradient."""
     blind = _no_direction(evidence.loss_gradient, evidence.norm) & _no_direction(evidence.margin_gradient, evidence.norm)
@@ -115,6 +128,7 @@ CHECKS: dict[str, Check] = {
     "not_finite": not_finite,
     "randomised": randomised,
     "probabilities": probabilities,
+    "constant": constant,
     "zero_gradient": zero_gradient,
     "saturated": saturated,
     "more_steps": more_steps,
