@@ -352,6 +352,32 @@ def test_published_numbers_flags_rule_and_precision_are_told(tmp_path: Path) -> 
     assert "Nobody has looked yet" in unlooked
 
 
+def test_a_worst_case_is_told_with_the_attacks_that_it_was_taken_over(tmp_path: Path) -> None:
+    def judged(seed: int, *attacks: str) -> Path:
+        folder = finished(tmp_path / str(seed)).folder
+        write_json(folder / "recipe.json", {**read_json(folder / "recipe.json"), "seed": seed})
+        result = read_json(folder / "result.json")
+        one = {**result["metrics"]["pgd20"], "attack": {"about": f"for each image the worst of {', '.join(attacks)}"}}
+        write_json(folder / "result.json", {**result, "metrics": {**dict.fromkeys(attacks, one), "worst": one}})
+        return folder
+
+    usual, strong = ("natural", "pgd20", "cw30"), ("natural", "pgd20", "cw30", "autoattack")
+    folders = [judged(seed, *attacks) for seed, attacks in ((1, usual), (2, strong), (3, usual))]
+
+    def words(*shown: Path) -> str:
+        return read(report(shown, tmp_path / "page.html", gallery=False))[1]
+
+    assert "withstands all of them" in words(folders[0], folders[2])
+    assert "withstands all of them" in words(folders[1])
+    mixed = words(*folders)
+    assert "withstands PGD20 + CW30 (warm-up + PLA, seeds 1, 3); PGD20 + CW30 + AutoAttack (warm-up + PLA, seed 2)" in mixed
+    assert "it does not compare" in mixed
+    result = read_json(folders[1] / "result.json")
+    result["metrics"]["worst"]["attack"] = read_json(folders[0] / "result.json")["metrics"]["worst"]["attack"]
+    write_json(folders[1] / "result.json", result)
+    assert "withstands PGD20 + CW30 " in words(folders[1])  # AutoAttack stands in the table, but was measured otherwise
+
+
 def test_a_page_on_many_long_runs_stays_small(tmp_path: Path) -> None:
     runs = [finished(tmp_path / str(number)) for number in range(12)]
     path = report(runs, tmp_path / "page.html", gallery=False)
