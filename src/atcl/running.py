@@ -1,11 +1,14 @@
 """Starting runs: what they learn from, whether all fits together, which engine carries them out; alone or several at once."""
 
+import copy
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from atcl import observing
 from atcl.attacks import evaluating
@@ -196,8 +199,26 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
                 logits = model(as_float(problem.train.x[:2].cpu()))
         except RuntimeError as error:
             raise AtclError(f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}") from None
+        _check_batches(run, model, problem)
     if logits.shape != (min(2, len(problem.train)), run.classes):
         raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+
+
+def _check_batches(run: Run, model: Module, problem: Problem) -> None:
+    """Refuse a batch of one image, such as the last may be, where the model's batch statistics need more; those of maps of pixels do not."""
+    n, sizes = len(problem.train), [stage.batch_size for stage in run.recipe.stages]
+    alone = next((number for number, size in enumerate(sizes) if size == 1 or n % size == 1), None)
+    if alone is None or not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(as_float(problem.train.x[:1].cpu()))  # a copy: who builds it may keep it, and it would remember the image
+    except ValueError:
+        others = [size for size in range(sizes[alone] + 1, sizes[alone] + n + 1) if n % size != 1]
+        remedy = f"give --stages.{alone}.batch-size {others[0]}, or one image more or less" if others else "give more images"
+        raise AtclError(
+            f"{n} images in batches of {sizes[alone]} leave a batch of one, on which the batch norm of {run.recipe.model} cannot learn: {remedy}"
+        ) from None
 
 
 def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> Problem:
