@@ -149,9 +149,15 @@ def test_one_class_for_all_images_is_right_where_they_are_of_one_class() -> None
     collapsed = CASES["one class for all"].build()
     names = [flag.name for flag in suspicions(collapsed, test.x[three][:20], test.truth.labels[three][:20], THREATS["linf"], queries=10)]
     assert "constant" not in names
-    labels = test.truth.labels[:40]
-    x = torch.where((labels == 3)[:, None, None, None], test.x[:40], 0)  # and where some answer differs
-    assert "constant" not in [flag.name for flag in suspicions(trained(0), x, labels, THREATS["linf"], queries=10)]
+
+
+@pytest.mark.parametrize(("n", "others", "flagged"), [(40, 0, True), (40, 1, False), (200, 4, True), (200, 5, False)])
+def test_a_few_other_answers_of_many_do_not_hide_a_collapse(n: int, others: int, flagged: bool) -> None:
+    x = torch.full((n, 1, 6, 6), 0.25)
+    labels = torch.arange(n) % 2
+    evidence = probe(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1)
+    passes = torch.eye(2)[(torch.arange(n) < others).long()].expand(5, n, 2)
+    assert (CHECKS["constant"](replace(evidence, passes=passes)) is not None) == flagged
 
 
 def test_images_of_one_class_do_not_make_a_masked_model_look_hopeless() -> None:

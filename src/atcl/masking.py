@@ -63,15 +63,15 @@ def probabilities(evidence: Evidence) -> tuple[float, str] | None:
 
 
 def constant(evidence: Evidence) -> tuple[float, str] | None:
-    """One class for all images, which are not of one class: a collapsed model, with no answer that an attack could change for the worse."""
-    answers = evidence.passes.argmax(2)  # (PASSES, n)
-    one, n = int(answers[0, 0]), answers.shape[1]
-    others = int((evidence.labels != one).sum())
-    if not bool((answers == one).all() and evidence.passes.isfinite().all()) or not beyond_chance(others, n):
+    """One class for at least 98 % of the images, which are not of one class: a collapsed model has no robustness at all."""
+    answers, n = evidence.passes[0].argmax(1), len(evidence.labels)
+    one = int(answers.bincount().argmax())
+    given, of_it = int((answers == one).sum()), int((evidence.labels == one).sum())
+    if given < 0.98 * n or not beyond_chance(n - of_it, n) or not bool(evidence.passes.isfinite().all()):
         return None
     return (
-        100.0,
-        f"all {n} images are given class {one}, as {n - others} of them are: what is right is right by chance, and means nothing under attack",
+        100 * given / n,
+        f"{given} of {n} images are given class {one}, and {of_it} are of it: what is right is so by chance, under attack as without",
     )
 
 
