@@ -71,7 +71,7 @@ def constant(evidence: Evidence) -> tuple[float, str] | None:
         return None
     return (
         100 * given / n,
-        f"{given} of {n} images are given class {one}, and {of_it} are of it: what is right is so by chance, under attack as without",
+        f"{given} of {n} images are given class {one}, and {of_it} are of it: what is right is right by chance, attacked or not",
     )
 
 
