@@ -13,7 +13,7 @@ BLIND = (
     "transitions", "matrices", "tables", "heldout", "pictures", "folders", "precisions", "forms", "twins", "engines", "packing",
 )  # fmt: skip
 SEEING = {
-    "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "recipes", "runs", "stages", "running", "predicting",
+    "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "tasks", "recipes", "runs", "stages", "running", "predicting",
     "paper", "experiments", "ledger", "estimates", "reports", "headline", "places", "reproducing", "listing", "console", "commands", "cli",
     "analysis", "observing", "lookback", "figures", "page", "boards",
 }  # fmt: skip

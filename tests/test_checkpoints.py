@@ -1,6 +1,7 @@
 import errno
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,15 +113,32 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
     assert path.read_bytes() == before
 
 
+def test_two_threads_that_write_one_file_leave_one_of_both_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other before it renames what it wrote: with one name for both, the second would find nothing."""
+    both = threading.Barrier(2, timeout=10)
+    rename = os.replace
+
+    def replace_late(part: Path, path: Path) -> None:
+        both.wait()
+        rename(part, path)
+
+    monkeypatch.setattr("os.replace", replace_late)
+    contents = [b"a" * 1000, b"b" * 1000]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda content: write_whole(tmp_path / "file", content), contents)) == [None, None]
+    assert (tmp_path / "file").read_bytes() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     with sole_writer(tmp_path), pytest.raises(AtclError, match="another process"), sole_writer(tmp_path):
         pass
 
 
 def test_our_leftovers_are_cleared_and_nothing_else(stopped: Path) -> None:
-    ours = [stopped / ".model.safetensors.123.part", stopped / "checkpoints/.stage-0-epoch-0003-0.safetensors.77.part"]
-    theirs = [stopped / ".thesis.part", stopped / "deep/.file.9.part"]
-    theirs[1].parent.mkdir()
+    ours = [stopped / ".model.safetensors.123.part", stopped / "checkpoints/.stage-0-epoch-0003-0.safetensors.77-0a1b2c3d.part"]
+    theirs = [stopped / ".thesis.part", stopped / ".thesis.1-final.part", stopped / "deep/.file.9.part"]
+    theirs[-1].parent.mkdir()
     for path in ours + theirs:
         path.write_bytes(b"half")
     go(stopped)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from atcl.commands import COMMANDS
 from atcl.experiments import EXPERIMENTS
 from atcl.ledger import jobs_of
 from atcl.listing import LISTED
+from atcl.settings import option_names, parse
 
 SMALL = [
     *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),
@@ -103,7 +105,15 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["tarin"], "unknown command 'tarin'; did you mean 'train'?"),
         (["train", "digits/warmup-pal"], "unknown recipe 'digits/warmup-pal'; did you mean 'digits/warmup-pla'?"),
-        (["train", "--stages.0.epoch", "3"], "--stages.0.epochs"),
+        (["train", "kuzushiji/warmup_pla"], "did you mean 'kuzushiji/warmup-pla'?"),
+        (["train", "kuzushiji-warmup-pla"], "did you mean 'kuzushiji/warmup-pla'?"),
+        (["train", "digit/oracle"], "did you mean 'digits/oracle'?"),
+        (["train", "oracle"], "a recipe is named dataset/method, such as digits/oracle, not 'oracle'"),
+        (["train", "digits"], "such as digits/warmup-pla, not 'digits'"),
+        (["train", "--stages.0.epoch", "3"], "did you mean '--stages.0.epochs'?"),
+        (["train", "--sed", "3"], "did you mean '--seed'?"),
+        (["train", "--no-reprt"], "did you mean '--no-report'?"),
+        (["evaluate", "/nowhere", "--atacks=natural"], "does not know --atacks=natural; did you mean '--attacks'?"),
         (["train", "--stages.0.epochs", "three"], "--stages.0.epochs"),
         (["train", "--stages.0.budget.epsilon", "-0.1"], "epsilon -0.1"),
         (["train", "--stages.0.budget.steps", "0"], "the attack takes 0 steps"),
@@ -121,12 +131,21 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--device", "meta"], "unknown device 'meta'"),
         (["reproduce", "digits", "--write", "/nowhere/page.md"], "no page /nowhere/page.md"),
         (["evaluate", "/nowhere"], "not the folder of a run"),
+        (["evaluate", "/nowhere", "more"], "does not know more; see atcl evaluate --help"),
         (["evaluate"], "folder of a run"),
-        (["evaluate", "/nowhere", "--speed", "3"], "does not know --speed 3"),
+        (["evaluate", "/nowhere", "--speed", "3"], "does not know --speed 3; did you mean '--seed'?"),
         (["list", "recipe"], "'recipes'"),
         (["show", "digits/oracel"], "did you mean 'digits/oracle'?"),
         (["reproduce", "table7"], "unknown experiment"),
         (["train", "--seed", "-1"], "at least 0"),
+        (["train", "--seeds", "1", "-1"], "at least 0"),
+        (["train", "--seeds", "1", "1"], "give different seeds"),
+        (["train", "--seed", "2", "--seeds", "1", "3"], "not both"),
+        (["train", "--engine", "rapid"], "unknown engine 'rapid'"),
+        (["train", "--device", "cpu", "--engine", "captured"], "records CUDA graphs, and the device is cpu"),
+        (["train", "--observe", "gradient"], "did you mean 'gradients'?"),
+        (["train", "--seeds", "1", "2", "--observe", "gradient"], "did you mean 'gradients'?"),
+        (["train", "--observe-every", "0"], "every 1 or more epochs"),
         (["train", "--stages.0.strength.to", "5"], "strength"),
         pytest.param(
             ["train", "--device", "cuda"], "no CUDA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -138,11 +157,20 @@ def test_a_mistake_gives_one_clear_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 1
-    said = capsys.readouterr().err
+    printed, said = capsys.readouterr()
+    assert not printed
     assert message in said
     assert said.startswith("atcl: ")
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", COMMANDS.values(), ids=COMMANDS)
+def test_the_options_that_are_suggested_are_those_that_help_tells(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(kind, ["--help"], "atcl")
+    lines = re.findall(r"^. (--[a-z].*?)(?:  | [{[A-Z]|$)", capsys.readouterr().out, re.M)
+    assert {option for line in lines for option in line.split(", ")} == set(option_names(kind))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

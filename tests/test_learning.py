@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from atcl.recipes import METHODS, TASKS
+from atcl.recipes import METHODS
 from atcl.running import train
+from atcl.tasks import TASKS
 
 QUICK = replace(
     TASKS["digits"], model="mlp", epochs=40, opening=14, scheduling=14, budget=replace(TASKS["digits"].budget, steps=4, step_size=0.06)

@@ -91,6 +91,7 @@ CASES = {
     "gradient that turns around": Case(lambda: Liar(patience=6), {"more_steps", "erasing", "square"}),
     "noise layer": Case(lambda: Masked(lambda x: x + 0.1 * torch.randn_like(x)), {"randomised"}, alone=True),
     "softmax output": Case(lambda: Masked(after=lambda logits: logits.softmax(1)), {"probabilities"}, alone=True),
+    "one class for all": Case(lambda: Masked(after=lambda logits: logits + 500 * torch.eye(10)[3]), {"constant"}, alone=True),
     "NaN output": Case(lambda: Masked(after=lambda logits: logits / 0 * 0), {"not_finite"}, alone=True),
     "NaN gradient": Case(lambda: Masked(after=lambda logits: logits + (logits - logits).sqrt()), {"not_finite", "erasing", "square"}),
 }
@@ -133,13 +134,30 @@ def test_the_honest_models_differ_in_robustness_so_that_both_cases_are_seen() ->
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_hopeless_model_has_no_robustness_that_could_be_false(norm: str) -> None:
+def test_a_hopeless_model_is_called_constant_and_nothing_else(norm: str) -> None:
     three = torch.eye(10)[3]
     constant = Masked(after=lambda logits: (5 * three).expand(len(logits), 10))
     tied = Masked(after=lambda logits: 0 * logits)
     collapsed = Masked(after=lambda logits: logits + 500 * three)
     for model in (constant, tied, collapsed):
-        assert asked(model, norm, images=40, queries=10) == {}
+        assert asked(model, norm, images=40, queries=10).keys() == {"constant"}
+
+
+def test_one_class_for_all_images_is_right_where_they_are_of_one_class() -> None:
+    test = data().test
+    three = test.truth.labels == 3
+    collapsed = CASES["one class for all"].build()
+    names = [flag.name for flag in suspicions(collapsed, test.x[three][:20], test.truth.labels[three][:20], THREATS["linf"], queries=10)]
+    assert "constant" not in names
+
+
+@pytest.mark.parametrize(("n", "others", "flagged"), [(40, 0, True), (40, 1, False), (200, 4, True), (200, 5, False)])
+def test_a_few_other_answers_of_many_do_not_hide_a_collapse(n: int, others: int, flagged: bool) -> None:
+    x = torch.full((n, 1, 6, 6), 0.25)
+    labels = torch.arange(n) % 2
+    evidence = probe(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1)
+    passes = torch.eye(2)[(torch.arange(n) < others).long()].expand(5, n, 2)
+    assert (CHECKS["constant"](replace(evidence, passes=passes)) is not None) == flagged
 
 
 def test_images_of_one_class_do_not_make_a_masked_model_look_hopeless() -> None:

@@ -352,6 +352,32 @@ def test_published_numbers_flags_rule_and_precision_are_told(tmp_path: Path) -> 
     assert "Nobody has looked yet" in unlooked
 
 
+def test_a_worst_case_is_told_with_the_attacks_that_it_was_taken_over(tmp_path: Path) -> None:
+    def judged(seed: int, *attacks: str) -> Path:
+        folder = finished(tmp_path / str(seed)).folder
+        write_json(folder / "recipe.json", {**read_json(folder / "recipe.json"), "seed": seed})
+        result = read_json(folder / "result.json")
+        one = {**result["metrics"]["pgd20"], "attack": {"about": f"for each image the worst of {', '.join(attacks)}"}}
+        write_json(folder / "result.json", {**result, "metrics": {**dict.fromkeys(attacks, one), "worst": one}})
+        return folder
+
+    usual, strong = ("natural", "pgd20", "cw30"), ("natural", "pgd20", "cw30", "autoattack")
+    folders = [judged(seed, *attacks) for seed, attacks in ((1, usual), (2, strong), (3, usual))]
+
+    def words(*shown: Path) -> str:
+        return read(report(shown, tmp_path / "page.html", gallery=False))[1]
+
+    assert "withstands all of them" in words(folders[0], folders[2])
+    assert "withstands all of them" in words(folders[1])
+    mixed = words(*folders)
+    assert "withstands PGD20 + CW30 (warm-up + PLA, seeds 1, 3); PGD20 + CW30 + AutoAttack (warm-up + PLA, seed 2)" in mixed
+    assert "it does not compare" in mixed
+    result = read_json(folders[1] / "result.json")
+    result["metrics"]["worst"]["attack"] = read_json(folders[0] / "result.json")["metrics"]["worst"]["attack"]
+    write_json(folders[1] / "result.json", result)
+    assert "withstands PGD20 + CW30 " in words(folders[1])  # AutoAttack stands in the table, but was measured otherwise
+
+
 def test_a_page_on_many_long_runs_stays_small(tmp_path: Path) -> None:
     runs = [finished(tmp_path / str(number)) for number in range(12)]
     path = report(runs, tmp_path / "page.html", gallery=False)
@@ -432,6 +458,28 @@ def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsy
     assert "--model mlp" in words  # in the command that makes it again
     assert main(["train", "--out", str(tmp_path / "other"), "--no-report", *SMALL]) == 0
     assert not (tmp_path / "other/report.html").exists()
+
+
+def test_measuring_a_run_makes_its_pages_anew_where_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--out", str(tmp_path), "--seeds", "1", "10", "2", *SMALL]) == 0
+    own, shared, other = tmp_path / "seed-2/report.html", tmp_path / "report.html", tmp_path / "seed-1/report.html"
+    before = {path: path.read_bytes() for path in (own, shared, other)}
+    capsys.readouterr()
+    words = ["evaluate", str(own.parent), "--attacks", "natural", "pgd20_restarts", "--no-checks"]
+    assert main([*words, "--no-report"]) == 0
+    assert "made anew" not in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in before}
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"made anew: {own}, {shared}"
+    assert all("PGD20, 10 starts" in read(path)[1] for path in (own, shared))
+    assert other.read_bytes() == before[other]
+    assert [re.search(r"seeds? [\d, ]+", read(path)[1])[0].strip(" ,") for path in (own, shared)] == ["seed 2", "seeds 1, 2, 10"]  # type: ignore[index]
+    own.unlink()
+    shared.unlink()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 2
+    assert not own.exists()
+    assert not shared.exists()
 
 
 @pytest.mark.parametrize("error", [AtclError("no room"), RuntimeError("something\nelse"), MemoryError()])

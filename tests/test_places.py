@@ -8,6 +8,7 @@ import re
 import secrets
 import shlex
 import signal
+import socket
 import stat
 import struct
 import sys
@@ -432,7 +433,10 @@ def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slur
         (["--on", "slurm"], "no srun"),
         (["--on", "slurm", "--slurm.executor", "condor"], "unknown executor 'condor'"),
         (["--on", "slurm", "--slurm.minutes", "0"], "at least one minute"),
-        (["--on", "slurm", "--slurm.partitoin", "gpu"], "--slurm.partitoin"),
+        (["--on", "slurm", "--slurm.partitoin", "gpu"], "does not know --slurm.partitoin gpu; did you mean '--slurm.partition'?"),
+        (["--slurm.partition", "gpu"], "--slurm.partition is for runs on slurm: add --on slurm"),
+        (["--on", "ray", "--slurm.minutes", "9"], "add --on slurm"),
+        (["--dry-run", "--on", "slurm", "--ray.address", "local"], "--ray.address is for runs on ray: add --on ray"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_queued(
@@ -445,6 +449,26 @@ def test_a_mistake_is_told_before_anything_is_queued(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("before", ["", "ray://"])
+def test_another_service_at_the_address_of_ray_gives_one_line_at_once(before: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="pip install 'atcl[ray]'")
+
+    def answer(server: socket.socket) -> None:
+        with server.accept()[0] as line:
+            line.recv(100)
+            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        teller = threading.Thread(target=answer, args=(server,), daemon=True)
+        teller.start()
+        address = f"{before}127.0.0.1:{server.getsockname()[1]}"
+        assert main(["reproduce", "digits", "--results", str(tmp_path), "--on", "ray", "--ray.address", address]) == 1
+        teller.join(10)
+    said = capfd.readouterr().err
+    assert said.startswith(f"atcl: no Ray cluster at {address}: what answers there is not Ray")
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("name", "module"), [(name, module) for name, module in NEEDS.items() if name != "local"])
@@ -468,6 +492,17 @@ def test_commands_of_the_page_are_understood() -> None:
 
 def test_every_place_is_tried_here() -> None:
     assert PLACES.keys() == OPTIONS.keys() == NEEDS.keys()
+
+
+def test_a_plan_for_slurm_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    words = ["reproduce", "digits", "--seeds", "1", "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert main([*words, "--dry-run", "--on", "slurm", "--slurm.partition", "gpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "atcl train digits/warmup-pla --seed 1" in printed
+    assert "4 runs, 4 at a time" in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_reckons_with_the_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

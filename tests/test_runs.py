@@ -238,6 +238,45 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def sized(batch_size: int) -> Recipe:
+    return replace(RECIPE, stages=tuple(replace(stage, batch_size=batch_size, epochs=3) for stage in RECIPE.stages))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "images", "remedy"),
+    [
+        (19, 20, "--stages.0.batch-size 20, or one image more"),
+        (8, 17, "batch-size 9, "),
+        (1, 20, "batch-size 2, "),
+        (2, 1, "give more images"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(tmp_path: Path, batch_size: int, images: int, remedy: str) -> None:
+    shared = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 5))
+    before = [tensor.clone() for tensor in shared.state_dict().values()]
+    problem, state = Problem(tiny.problem(RECIPE.labels).train.take(torch.arange(images))), torch.get_rng_state()
+    with pytest.raises(AtclError, match=remedy) as caught:
+        train(sized(batch_size), out=tmp_path / "run", device="cpu", problem=problem, build=lambda: shared)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    assert all(torch.equal(old, new) for old, new in zip(before, shared.state_dict().values(), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "layers"),
+    [
+        (19, (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5))),  # 16 values of each channel in one image
+        (18, (nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))),
+        (19, (nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 5))),
+    ],
+    ids=["maps", "two images", "no batch statistics"],
+)
+def test_a_last_batch_that_can_be_learnt_from_is_taken(tmp_path: Path, batch_size: int, layers: tuple[nn.Module, ...]) -> None:
+    run = train(sized(batch_size), out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=lambda: nn.Sequential(*layers))
+    assert run.result
+
+
 def test_problems_that_do_not_fit_together_are_refused() -> None:
     problem = tiny.problem(RECIPE.labels)
     with pytest.raises(AtclError, match="20 training images but 10 true labels"):

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from atcl.labels import Complementary, Given, LabelSource, weaken
-from atcl.recipes import METHODS, OWN, TASKS, Recipe, Task
+from atcl.recipes import METHODS, Recipe
 from atcl.runs import Problem
+from atcl.tasks import OWN, TASKS, Task
 from atcl.truth import Split, Truth
 
 CLASSES = 5

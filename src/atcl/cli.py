@@ -8,9 +8,9 @@ from rich.console import Console
 
 from atcl.commands import COMMANDS, DEFAULT, TAKES_OVERRIDES
 from atcl.environment import __version__
-from atcl.errors import AtclError, pick
+from atcl.errors import AtclError, meant, pick
 from atcl.recipes import RECIPES
-from atcl.settings import parse
+from atcl.settings import option_names, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             words = [words[0], *_recipe_first(words[1:])]
         command, unknown = parse(kind, words[1:], f"atcl {words[0]}", return_unknown_args=True)
         if unknown and kind not in TAKES_OVERRIDES:
-            raise AtclError(f"`atcl {words[0]}` does not know {' '.join(unknown)}; see atcl {words[0]} --help")
+            hint = meant(unknown[0].partition("=")[0], option_names(kind)) or f"; see atcl {words[0]} --help"
+            raise AtclError(f"`atcl {words[0]}` does not know {' '.join(unknown)}{hint}")
         command.run(console, unknown)
     except AtclError as error:
         print(f"atcl: {error}", file=sys.stderr)

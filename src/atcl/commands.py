@@ -19,13 +19,14 @@ from atcl.folders import read_folder
 from atcl.labelled import read_truth
 from atcl.listing import LISTED
 from atcl.lookback import Observe
-from atcl.page.command import Report, after_training
+from atcl.page.command import Report, after_evaluation, after_training
 from atcl.predicting import as_csv, as_json, predict
-from atcl.recipes import OWN, Recipe, on_own_data, recipe
+from atcl.recipes import Recipe, on_own_data, recipe
 from atcl.reproducing import Reproduce
 from atcl.running import repeatable_form, train_together
 from atcl.runs import REPORTED, Problem, Run, folder_of, open_run
-from atcl.settings import options, overridden
+from atcl.settings import option_names, options, overridden
+from atcl.tasks import OWN
 from atcl.verdicts import WORST
 
 DEFAULT = "digits/warmup-pla"
@@ -76,7 +77,7 @@ class Train:
         wanted = _wanted(self.recipe, overrides, "train", own)
         if own and wanted.dataset != OWN:
             raise AtclError(f"--images gives the data: leave out --dataset {wanted.dataset}")
-        problem = self._problem(console, wanted.shape) if own else None
+        problem = self._problem(wanted.shape) if own else None
         name = f"{OWN}/{self.recipe.partition('/')[2]}" if own else self.recipe
         wanted = repeatable_form(wanted) if self.deterministic else wanted
         if self.seeds and self.seed != 1:
@@ -86,11 +87,11 @@ class Train:
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
         if self.tensorboard:
             boards.check()
-        for seed, out in zip(seeds, outs, strict=True):
-            console.print(f"{name}, seed {seed}, to {out}", highlight=False, markup=False)
+        pictures = [f"{len(problem.train)} pictures, classes {', '.join(problem.names or ())}"] if problem else []
+        opening = [*pictures, *(f"{name}, seed {seed}, to {out}" for seed, out in zip(seeds, outs, strict=True))]
         trained = _train(
             console, wanted, name, seeds, outs, self.device, self.data_dir, problem, self.engine, self.deterministic, self.observe,
-            self.observe_every, self.tensorboard,
+            self.observe_every, self.tensorboard, opening,
         )  # fmt: skip
         for done in trained:
             _tell(console, done, REPORTED)
@@ -99,11 +100,10 @@ class Train:
         for done in trained:
             console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False, markup=False)
 
-    def _problem(self, console: Console, shape: tuple[int, int, int]) -> Problem:
+    def _problem(self, shape: tuple[int, int, int]) -> Problem:
         if self.images is None or self.labels is None:
             raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and not")
         found = read_folder(self.images, self.labels, shape, self.classes or None)
-        console.print(f"{len(found.data)} pictures, classes {', '.join(found.names)}", highlight=False, soft_wrap=True, markup=False)
         return Problem(found.data, names=found.names)
 
 
@@ -131,6 +131,8 @@ class Evaluate:
     """full fp32 on a GPU, where convolutions else use tf32"""
     json: bool = False
     """print result.json (of your own pictures: their accuracies) instead of a table"""
+    report: bool = True
+    """where the run has a report.html, write it anew; --no-report leaves it as it is"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         done = open_run(self.run_folder)
@@ -147,6 +149,7 @@ class Evaluate:
         found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
         if self.json:
             print(json.dumps(found, indent=2))
+            self._report(Console(stderr=True), done)
             return
         console.print(caption(done.result), highlight=False, markup=False)
         console.print(metrics_table(found, list(dict.fromkeys([*self.attacks, WORST]))))
@@ -155,6 +158,11 @@ class Evaluate:
         console.print(
             "measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False, markup=False
         )
+        self._report(console, done)
+
+    def _report(self, console: Console, done: Run) -> None:
+        if self.report and self.images is None:  # what is measured on other pictures is on no page
+            after_evaluation(console, done, self.device, self.data_dir)
 
 
 @dataclass(frozen=True)
@@ -259,15 +267,15 @@ TAKES_OVERRIDES = (Train, Show)
 
 def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False) -> Recipe:
     plain = on_own_data(recipe(name)) if own else recipe(name)
-    return overridden(plain, overrides, f"atcl {command} {name}") if overrides else plain
+    return overridden(plain, overrides, f"atcl {command} {name}", option_names(COMMANDS[command])) if overrides else plain
 
 
 def _train(
     console: Console, wanted: Recipe, name: str, seeds: Sequence[int], outs: Sequence[Path], device: str, data_dir: Path | None,
     problem: Problem | None = None, engine: str = "auto", deterministic: bool = False, observe: Sequence[str] = (), every: int | None = None,
-    tensorboard: bool = False,
+    tensorboard: bool = False, opening: Sequence[str] = (),
 ) -> list[Run]:  # fmt: skip
-    with lives(console, [f"seed {seed}" for seed in seeds]) as shown:
+    with lives(console, [f"seed {seed}" for seed in seeds], opening) as shown:
         logged = [boards.Logged(live) for live in shown] if tensorboard else []
         trained = train_together(
             wanted, seeds=seeds, name=name, outs=outs, device=device, data_dir=data_dir, problem=problem, watchers=logged or shown, engine=engine,

@@ -41,8 +41,9 @@ class Shown:
 class Live(Shown, Watcher):
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console, beside: "Live | None" = None, label: str = "") -> None:
+    def __init__(self, console: Console, beside: "Live | None" = None, label: str = "", opening: Sequence[str] = ()) -> None:
         self.console, self.label = console, label
+        self.opening = list(opening)  # said before anything else, and not at all where the run is refused
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
         self.bar = beside.bar if beside else Progress(*columns, console=console)  # several runs share one display
         self.costs: dict[Place, int] = {}
@@ -76,13 +77,15 @@ class Live(Shown, Watcher):
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
+        while self.opening:
+            self.console.print(self.opening.pop(0), highlight=False, soft_wrap=True, markup=False)
         self.console.print(self.label + text, highlight=False, markup=False)
 
 
 @contextmanager
-def lives(console: Console, names: Sequence[str]) -> Iterator[list[Live]]:
+def lives(console: Console, names: Sequence[str], opening: Sequence[str] = ()) -> Iterator[list[Live]]:
     """Show several runs in one display, each line with the name of its run."""
-    with Live(console, label=f"{names[0]}: " if len(names) > 1 else "") as first:
+    with Live(console, label=f"{names[0]}: " if len(names) > 1 else "", opening=opening) as first:
         yield [first, *(Live(console, first, f"{name}: ") for name in names[1:])]
 
 

@@ -23,6 +23,10 @@ def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
 def nearest(name: str, names: Iterable[str], otherwise: str = "; `atcl list` tells the names") -> str:
     """Return a hint for a wrong name: the closest right one, or where few exist, all of them, else what is said otherwise."""
     names = list(names)
-    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.4):
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise
+    return meant(name, names, cutoff=0.4) or (f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise)
+
+
+def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a hint for a wrong name, where a right one is close."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else ""

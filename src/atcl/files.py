@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ class Held(AtclError):
 
 ASKING = 0.5  # seconds that someone who merely asks whether a folder is held may hold it
 
-_PART = re.compile(r"\..+\.\d+\.part")
+_PART = re.compile(r"\..+\.\d+(-[0-9a-f]+)?\.part")
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a power cut, finds the old content or the new, never a part."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # threads share a number of the process, machines that share the folder may
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with open(part, "wb") as file:
             file.write(content)

@@ -62,6 +62,19 @@ def probabilities(evidence: Evidence) -> tuple[float, str] | None:
     return 100.0, f"the outputs of all {len(outputs)} images are probabilities, not logits: their gradient fades where the model is sure"
 
 
+def constant(evidence: Evidence) -> tuple[float, str] | None:
+    """One class for at least 98 % of the images, which are not of one class: a collapsed model has no robustness at all."""
+    answers, n = evidence.passes[0].argmax(1), len(evidence.labels)
+    one = int(answers.bincount().argmax())
+    given, of_it = int((answers == one).sum()), int((evidence.labels == one).sum())
+    if given < 0.98 * n or not beyond_chance(n - of_it, n) or not bool(evidence.passes.isfinite().all()):
+        return None
+    return (
+        100 * given / n,
+        f"{given} of {n} images are given class {one}, and {of_it} are of it: what is right is right by chance, attacked or not",
+    )
+
+
 def zero_gradient(evidence: Evidence) -> tuple[float, str] | None:
     """Naturally right images at which neither the cross-entropy nor the margin has a gradient."""
     blind = _no_direction(evidence.loss_gradient, evidence.norm) & _no_direction(evidence.margin_gradient, evidence.norm)
@@ -115,6 +128,7 @@ CHECKS: dict[str, Check] = {
     "not_finite": not_finite,
     "randomised": randomised,
     "probabilities": probabilities,
+    "constant": constant,
     "zero_gradient": zero_gradient,
     "saturated": saturated,
     "more_steps": more_steps,

@@ -146,16 +146,23 @@ def observed_epochs(epochs: int, looks: int) -> set[int]:
     return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
 
 
+def check_names(names: Sequence[str], every: int | None) -> None:
+    """Refuse an unknown name, and a number of epochs that is none."""
+    for name in names:
+        pick(OBSERVATIONS, name, "observation")
+    if every is not None and every < 1:
+        raise AtclError(f"one observes every 1 or more epochs, not every {every}")
+
+
 def check(names: Sequence[str], problem: Problem, every: int | None) -> None:
     """Refuse an unknown name, and what cannot be looked at for want of truth."""
+    check_names(names, every)
     for name in names:
-        wanted = pick(OBSERVATIONS, name, "observation")
+        wanted = OBSERVATIONS[name]
         if wanted.truth and problem.truth is None:
             raise AtclError(f"to observe {name} takes the true classes of the training images, and there are none: leave it out")
         if wanted.test and problem.test is None:
             raise AtclError(f"to observe {name} takes a test set, and there is none: leave it out")
-    if every is not None and every < 1:
-        raise AtclError(f"one observes every 1 or more epochs, not every {every}")
 
 
 def onlooking(

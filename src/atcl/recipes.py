@@ -1,7 +1,7 @@
 """Every training method of the paper, as a short function from a task's settings to frozen data."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
 
@@ -12,9 +12,10 @@ from atcl.labels import Biased, Complementary, FromFile, Given, LabelSource, Ord
 from atcl.losses import PAPER, names_of
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.precisions import Precision
-from atcl.schedules import Constant, CosineRise, LinearFall, Schedule, StepDecay
+from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
 from atcl.selection import RULES, Rule
 from atcl.supervision import CandidatesOnly, PseudoLabels
+from atcl.tasks import OWN, TASKS, Task
 from atcl.training import Adam, Sgd, Stage
 
 
@@ -75,68 +76,23 @@ class Recipe:
         return any(rule and rule.on == "test" for rule in map(self.rule, range(len(self.stages) - 1)))
 
 
-@dataclass(frozen=True)
-class Task:
-    """What the methods share on one dataset."""
-
-    dataset: str
-    model: str
-    epochs: int  # of a one-stage method
-    two_stage: tuple[int, int]  # epochs of the natural and of the adversarial stage
-    batch_size: int
-    optimizer: Sgd | Adam
-    lr: float
-    budget: Budget
-    threat: Threat
-    opening: int  # E_i: natural epochs before the schedules begin
-    scheduling: int  # E_s: epochs until full strength and gamma 0
-    natural_optimizer: Sgd | Adam  # first stage of two-stage
-    natural_lr: float
-    decay: tuple[int, ...] = ()  # adversarial epochs from which lr is a tenth
-    rise: int = 0  # epochs over which lr rises
-    remember_from: int = 6
-    augmentation: Augmentation = Augmentation()
-    precision: Precision = Precision()
-    direct_lr: Mapping[str, float] = field(default_factory=dict)  # where a direct loss has its own
-    selection: str = "test_pgd20"
-    holdout: float = 0.0
-    shape: tuple[int, int, int] = (3, 32, 32)
-    labels: LabelSource = Complementary()
-
-    def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
-        """Return full-strength adversarial training on the candidates, after `opening` epochs."""
-        return Stage(
-            self.epochs, self.batch_size, self.optimizer, self.schedule(lr or self.lr, opening), budget=self.budget, augmentation=self.augmentation,
-            precision=self.precision,
-        )  # fmt: skip
-
-    def schedule(self, lr: float, opening: int = 0, rise: int | None = None) -> Schedule:
-        """Return the learning rate: a rise, then a tenth from each of the decay epochs after `opening`."""
-        at = tuple(opening + epoch for epoch in self.decay)
-        return StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
-
-    def recipe(self, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
-        """Return a recipe of these stages, with the task's labels unless said otherwise."""
-        return Recipe(self.dataset, labels or self.labels, self.model, stages, self.threat, self.selection, self.holdout, self.shape)
-
-
 Method = Callable[[Task], Recipe]
 
 
 def oracle(task: Task) -> Recipe:
     """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
-    return task.recipe(task.stage(), labels=Ordinary())
+    return _recipe(task, task.stage(), labels=Ordinary())
 
 
 def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
     """A complementary loss in the min-max problem, as it is: the combination that fails."""
-    return task.recipe(replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
+    return _recipe(task, replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
 
 
 def direct_by(task: Task, optimizer: Sgd | Adam, lr: float) -> Recipe:
     """The direct combination with LOG and another optimiser."""
     # Paper: other optimisers failed too, with no settings given; ours: the customary learning rate of each.
-    return task.recipe(replace(task.stage(lr), optimizer=optimizer))
+    return _recipe(task, replace(task.stage(lr), optimizer=optimizer))
 
 
 def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
@@ -147,13 +103,13 @@ def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = No
     )  # fmt: skip
     # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
     second = replace(task.stage(), epochs=adversarial, lr=task.schedule(task.lr, rise=0), teacher=teacher)
-    return task.recipe(first, second, labels=labels)
+    return _recipe(task, first, second, labels=labels)
 
 
 def warmup(task: Task, loss: str = "log") -> Recipe:
     """Warm-up Attack alone: natural epochs, then epsilon and step size rise along a cosine."""
     # Paper: gives no learning rate for these rows; ours is that of the main method.
-    return task.recipe(replace(_warm(task), objective=MinMax(loss)))
+    return _recipe(task, replace(_warm(task), objective=MinMax(loss)))
 
 
 def pla(task: Task, loss: str = "log") -> Recipe:
@@ -161,18 +117,18 @@ def pla(task: Task, loss: str = "log") -> Recipe:
     # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
     strength = CosineRise(1.0, over=0, after=task.opening)
     supervision = PseudoLabels(first=task.remember_from, last=task.opening)
-    return task.recipe(replace(_falling(task, _warm(task)), objective=MinMax(loss), strength=strength, supervision=supervision))
+    return _recipe(task, replace(_falling(task, _warm(task)), objective=MinMax(loss), strength=strength, supervision=supervision))
 
 
 def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
     """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
-    return task.recipe(replace(_falling(task, _warm(task)), objective=MinMax(loss), grow=grow), labels=labels)
+    return _recipe(task, replace(_falling(task, _warm(task)), objective=MinMax(loss), grow=grow), labels=labels)
 
 
 def warmup_pla_fixed(task: Task) -> Recipe:
     """The method as the paper analyses it: gamma stays at 0.5."""
     # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where no prediction is remembered that could be guessed from.
-    return task.recipe(replace(_falling(task, _warm(task)), gamma=StepDecay(1.0, at=(task.opening + 1,), factor=0.5)))
+    return _recipe(task, replace(_falling(task, _warm(task)), gamma=StepDecay(1.0, at=(task.opening + 1,), factor=0.5)))
 
 
 def watched_by_all_rules(task: Task, method: Method) -> Recipe:
@@ -185,7 +141,7 @@ def pseudo_labels(task: Task, scheduling: int) -> Recipe:
     quick = replace(task, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
     stage = _falling(quick, _warm(quick))
     # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
-    return quick.recipe(replace(stage, supervision=PseudoLabels(first=1)))
+    return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1)))
 
 
 def trades(task: Task) -> Recipe:
@@ -198,18 +154,23 @@ def trades(task: Task) -> Recipe:
         task.stage(), epochs=task.epochs - task.opening, lr=task.schedule(task.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
         budget=_trades_budget(task), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
     )  # fmt: skip
-    return task.recipe(opening, rest)
+    return _recipe(task, opening, rest)
 
 
 def trades_log(task: Task) -> Recipe:
     """The attack of TRADES, and LOG of the adversarial images."""
-    return task.recipe(replace(task.stage(), objective=_trades_attack(), budget=_trades_budget(task)))
+    return _recipe(task, replace(task.stage(), objective=_trades_attack(), budget=_trades_budget(task)))
 
 
 def trades_pla(task: Task) -> Recipe:
     """The attack of TRADES, and the loss of Pseudo-Label Attack alone."""
     stage = pla(task).stages[0]
-    return task.recipe(replace(stage, objective=_trades_attack(), budget=_trades_budget(task)))
+    return _recipe(task, replace(stage, objective=_trades_attack(), budget=_trades_budget(task)))
+
+
+def _recipe(task: Task, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
+    """Return a recipe of these stages, with the task's labels unless said otherwise."""
+    return Recipe(task.dataset, labels or task.labels, task.model, stages, task.threat, task.selection, task.holdout, task.shape)
 
 
 def _warm(task: Task) -> Stage:
@@ -229,8 +190,6 @@ def _trades_attack() -> Trades:
 def _trades_budget(task: Task) -> Budget:
     return replace(task.budget, start="gaussian")
 
-
-OWN = "own"  # the dataset's name in the recipe of a run on data that the user brought
 
 METHODS: dict[str, Method] = {
     "warmup-pla": warmup_pla,
@@ -261,37 +220,6 @@ METHODS: dict[str, Method] = {
     "pseudo-labels-rapid": partial(pseudo_labels, scheduling=10),
 }
 
-_MNIST = Task(
-    dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
-    budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
-    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28), precision=Precision("bf16", "tf32"),
-    direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
-)  # fmt: skip
-
-_CIFAR10 = Task(
-    dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
-    budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
-    natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
-    precision=Precision("bf16", "bf16"),
-)  # fmt: skip
-
-_DIGITS = Task(
-    dataset="digits", model="tiny_cnn", epochs=80, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
-    budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
-    natural_optimizer=Adam(), natural_lr=1e-3, selection="last", shape=(1, 8, 8),
-)  # fmt: skip
-
-TASKS: dict[str, Task] = {
-    "digits": _DIGITS,
-    "mnist": _MNIST,
-    "kuzushiji": replace(_MNIST, dataset="kuzushiji"),
-    "fashion": replace(_MNIST, dataset="fashion"),  # not in the paper; MNIST's settings
-    "cifar10": _CIFAR10,
-    "cifar100": replace(_CIFAR10, dataset="cifar100"),  # not in the paper; CIFAR-10's settings
-    "svhn": replace(_CIFAR10, dataset="svhn"),
-    OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1),  # CIFAR-10's settings, and no truth
-}
-
 
 def on_own_data(wanted: Recipe) -> Recipe:
     """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
@@ -319,6 +247,9 @@ KINDS: dict[str, type] = {
 
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name, `dataset/method`."""
+    for halves, whole in ((METHODS, f"digits/{name}"), (TASKS, f"{name}/warmup-pla")):
+        if name in list(halves):
+            raise AtclError(f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all")
     return made(pick(RECIPES, name, "recipe"))
 
 

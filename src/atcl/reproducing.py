@@ -1,7 +1,7 @@
 """`atcl reproduce`: the runs that a table lacks, carried out at a place of one's choice, and the table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -67,7 +67,8 @@ class Reproduce:
             pick(ATTACKS, name, "attack")
         place: Place = pick(PLACES, self.on, "place")
         place = getattr(self, self.on, place) if self.fill or self.dry_run else PLACES["local"]  # its options stand under its name
-        terms = Terms(self.device, self.workers, self.threads, self.runs)
+        self._check_options()
+        terms = Terms(self.device, self.workers, self.threads, self.runs, self.dry_run)
         console = console if shown is FORMATS["markdown"] else Console(stderr=True)  # what a program reads stands alone
         if self.write:  # is there a place for the table? better asked before the runs than after
             if not self.write.is_file():
@@ -92,6 +93,14 @@ class Reproduce:
             for job in [job for job in jobs if job.seed == experiment.seeds[0]]:
                 console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False, markup=False)
         console.print(f"results lie in {self.results}", highlight=False, markup=False)
+
+    def _check_options(self) -> None:
+        """Refuse options of a place where the runs do not go."""
+        for name in [name for name in PLACES if name != self.on and hasattr(self, name)]:
+            chosen, plain = getattr(self, name), PLACES[name]
+            given = [field.name for field in fields(chosen) if getattr(chosen, field.name) != getattr(plain, field.name)]
+            if given:
+                raise AtclError(f"--{name}.{given[0]} is for runs on {name}: add --on {name}, or leave it out")
 
 
 def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -> list[str]:

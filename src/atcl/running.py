@@ -1,11 +1,14 @@
 """Starting runs: what they learn from, whether all fits together, which engine carries them out; alone or several at once."""
 
+import copy
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from atcl import observing
 from atcl.attacks import evaluating
@@ -19,11 +22,12 @@ from atcl.heldout import check_invertible
 from atcl.labels import Given, weaken
 from atcl.packing import together
 from atcl.precisions import Precision
-from atcl.recipes import OWN, Recipe, recipe
+from atcl.recipes import Recipe, recipe
 from atcl.runs import Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.settings import digest
 from atcl.stages import Means, Watcher, carry_out
+from atcl.tasks import OWN
 from atcl.transitions import estimated_transition
 
 
@@ -97,6 +101,7 @@ class Way:
 def train_all(orders: Sequence[Order], way: Way) -> list[Run]:
     """Train by several orders, of one recipe or of many, all at once on one device; each is the run that it would be alone."""
     engine_of(way.engine, way.device, 0, deterministic=way.deterministic)  # one that cannot be had is refused before anything is written
+    observing.check_names(way.observe, way.every)
     tasks = [_running(order, way, len(orders)) for order in orders]
     if len(orders) > 1:
         several = len({order.name for order in orders}) > 1
@@ -194,8 +199,26 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
                 logits = model(as_float(problem.train.x[:2].cpu()))
         except RuntimeError as error:
             raise AtclError(f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}") from None
+        _check_batches(run, model, problem)
     if logits.shape != (min(2, len(problem.train)), run.classes):
         raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+
+
+def _check_batches(run: Run, model: Module, problem: Problem) -> None:
+    """Refuse a batch of one image, such as the last may be, where the model's batch statistics need more; those of maps of pixels do not."""
+    n, sizes = len(problem.train), [stage.batch_size for stage in run.recipe.stages]
+    alone = next((number for number, size in enumerate(sizes) if size == 1 or n % size == 1), None)
+    if alone is None or not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
+        return
+    try:
+        with torch.no_grad():
+            copy.deepcopy(model).train()(as_float(problem.train.x[:1].cpu()))  # a copy: who builds it may keep it, and it would remember the image
+    except ValueError:
+        others = [size for size in range(sizes[alone] + 1, sizes[alone] + n + 1) if n % size != 1]
+        remedy = f"give --stages.{alone}.batch-size {others[0]}, or one image more or less" if others else "give more images"
+        raise AtclError(
+            f"{n} images in batches of {sizes[alone]} leave a batch of one, on which the batch norm of {run.recipe.model} cannot learn: {remedy}"
+        ) from None
 
 
 def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> Problem:

@@ -18,8 +18,9 @@ from atcl.errors import AtclError, pick
 from atcl.files import read_json, sole_writer, write_json
 from atcl.masking import suspicions
 from atcl.models import MODELS
-from atcl.recipes import KINDS, OWN, RECIPES, Recipe, recipe
+from atcl.recipes import KINDS, RECIPES, Recipe, recipe
 from atcl.settings import differences, digest, from_data, to_data
+from atcl.tasks import OWN
 from atcl.truth import Split, Truth
 from atcl.verdicts import WORST, Measurement, Watch, flagged, measure
 

@@ -9,11 +9,11 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
-from atcl.errors import AtclError
+from atcl.errors import AtclError, meant
 
 T = TypeVar("T")
 
@@ -69,9 +69,10 @@ def _required(kind: type) -> set[str]:
     return {field.name for field in dataclasses.fields(kind) if _default(field) is dataclasses.MISSING}
 
 
-def overridden(settings: T, arguments: Sequence[str], program: str) -> T:
-    """Return the settings with dotted overrides (`--stages.0.epochs 3`), each checked for its name and type."""
-    changed: T = parse(type(settings), arguments, program, default=settings, config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff))
+def overridden(settings: T, arguments: Sequence[str], program: str, beside: Sequence[str] = ()) -> T:
+    """Return the settings with dotted overrides (`--stages.0.epochs 3`), each checked for its name and type; `beside`: what else might be meant."""
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    changed: T = parse(type(settings), arguments, program, beside, default=settings, config=config)
     return changed
 
 
@@ -85,7 +86,19 @@ def options(value: Any, name: str = "") -> list[str]:
     return [f"--{name} {shlex.join(map(str, value if isinstance(value, tuple) else (value,)))}"]
 
 
-def parse(target: Any, arguments: Sequence[str], program: str, **options: Any) -> Any:
+def option_names(kind: type, before: str = "--") -> list[str]:
+    """Return the options that a dataclass of them has on the command line."""
+    names = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        told = before + name.replace("_", "-")
+        if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
+            names += option_names(hint, f"{told}.") if isinstance(hint, type) and dataclasses.is_dataclass(hint) else [told]
+        if hint is bool:
+            names.append(f"{before}no-{name.replace('_', '-')}")
+    return names
+
+
+def parse(target: Any, arguments: Sequence[str], program: str, beside: Sequence[str] = (), **options: Any) -> Any:
     """Call `tyro.cli`, turning its page of an error into one line."""
     said = io.StringIO()
     try:
@@ -94,12 +107,14 @@ def parse(target: Any, arguments: Sequence[str], program: str, **options: Any) -
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise AtclError(_one_line(said.getvalue())) from None
+        raise AtclError(_one_line(said.getvalue(), beside)) from None
 
 
-def _one_line(page: str) -> str:
-    """Return what an error page says in its first block, and the first remedy that it offers."""
+def _one_line(page: str, beside: Sequence[str]) -> str:
+    """Return what an error page says in its first block, and the first remedy that it offers, or a closer one beside."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│|╭╮╰╯+ ") for line in page.splitlines()[1:]]
     blocks = [" ".join(block) for rule, block in itertools.groupby(lines, key=lambda line: not line.strip("─-")) if not rule]
     remedy = next((block.split()[3] for block in blocks if block.startswith("Perhaps you meant")), None)
-    return blocks[0] + (f"; did you mean {remedy}?" if remedy else "")
+    unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", blocks[0])
+    closer = meant(unknown[1], [*beside, *([remedy] if remedy else [])]) if unknown else ""
+    return blocks[0] + (closer or (f"; did you mean {remedy}?" if remedy else ""))

@@ -9,9 +9,10 @@ from atcl.data import DATASETS, RELEASES
 from atcl.errors import AtclError
 from atcl.labels import Given, RandomSets
 from atcl.listing import LISTED
-from atcl.recipes import KINDS, METHODS, OWN, RECIPES, TASKS, recipe
+from atcl.recipes import KINDS, METHODS, RECIPES, recipe
 from atcl.schedules import Constant
 from atcl.settings import digest, from_data, overridden, to_data
+from atcl.tasks import OWN, TASKS
 
 
 @pytest.mark.parametrize("name", RECIPES)

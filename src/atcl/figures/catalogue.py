@@ -7,7 +7,8 @@ from atcl.figures.plan import Curve, Drawing, Panel, Setting, Source, Words
 from atcl.figures.records import Points
 from atcl.figures.style import SERIES, STYLES
 from atcl.losses import PAPER
-from atcl.recipes import Recipe, Task
+from atcl.recipes import Recipe
+from atcl.tasks import Task
 
 PGD20 = "PGD20 test accuracy (%)"
 PROBABILITY = "probability of the true class (0 to 1)"

@@ -10,9 +10,10 @@ from atcl.attacks import Budget
 from atcl.errors import AtclError
 from atcl.figures.records import Mean, Points, Recorded, mean_of
 from atcl.figures.style import STYLES, Style
-from atcl.recipes import METHODS, TASKS, Recipe, Task
+from atcl.recipes import METHODS, Recipe
 from atcl.runs import folder_of
 from atcl.settings import overridden
+from atcl.tasks import TASKS, Task
 
 Words = tuple[str, ...]
 

@@ -1,7 +1,8 @@
 """`atcl report`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +10,9 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from atcl.errors import AtclError
 from atcl.page.writing import FILE, IMAGES, page, report, seen, write
-from atcl.runs import Run
+from atcl.runs import Run, open_run
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,38 @@ class Teller:
 
 def after_training(console: Console, runs: Sequence[Run], parent: Path, device: str, data_dir: Path | None) -> None:
     """Write the page of each run that was trained, and of several one for all; whatever goes wrong is told in a line, for the runs are done."""
-    tell = Teller(console)
+    pages = {run.folder / FILE: [run] for run in runs} | ({parent / FILE: list(runs)} if len(runs) > 1 else {})
+    if _written(Teller(console), pages, device, data_dir):
+        Teller(console)(f"the page lies in {list(pages)[-1]}")
+
+
+def after_evaluation(console: Console, run: Run, device: str, data_dir: Path | None) -> None:
+    """Write anew what pages there are on a run that was measured: its own, and the one that it shares with other seeds."""
+    shared = beside(run)
+    pages = {run.folder / FILE: [run]} | ({run.folder.parent / FILE: shared} if len(shared) > 1 else {})
+    pages = {path: shown for path, shown in pages.items() if path.exists()}
+    if pages and _written(Teller(console), pages, device, data_dir):
+        Teller(console)(f"made anew: {', '.join(map(str, pages))}")
+
+
+def beside(run: Run) -> list[Run]:
+    """Return the run with those of other seeds that training put beside it, seed-1, seed-2, …, all of one recipe."""
+    found = []
+    for folder in run.folder.parent.glob("seed-*"):
+        with suppress(AtclError):  # what is no run is on no page
+            found.append(open_run(folder))
+    alike = [one for one in found if (one.name, one.recipe) == (run.name, run.recipe)]
+    return sorted(alike, key=lambda one: one.seed) if run in alike else [run]
+
+
+def _written(tell: Teller, pages: Mapping[Path, Sequence[Run]], device: str, data_dir: Path | None) -> bool:
+    runs = {run.folder: run for shown in pages.values() for run in shown}
     try:
-        looks = {run.folder: seen(run, len(runs), IMAGES, device, data_dir, None, None, tell) for run in runs}
-        pages = {run.folder / FILE: [run] for run in runs} | ({parent / FILE: list(runs)} if len(runs) > 1 else {})
+        looks = {folder: seen(run, len(runs), IMAGES, device, data_dir, None, None, tell) for folder, run in runs.items()}
         for path, shown in pages.items():
             write(page(shown, looks), path)
-        tell(f"the page lies in {list(pages)[-1]}")
-    except Exception as error:  # a finished training never fails for want of a page
-        again = shlex.join(["atcl", "report", str(runs[0].folder)])
+    except Exception as error:  # what is trained or measured never fails for want of a page
+        again = shlex.join(["atcl", "report", str(next(iter(runs)))])
         tell(f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `{again}` tries again")
+        return False
+    return True

@@ -16,11 +16,12 @@ from atcl.figures.style import SERIES, STYLES, Style
 from atcl.files import read_json
 from atcl.models import MODELS
 from atcl.paper import RULE, published
-from atcl.recipes import OWN, RECIPES, Recipe, recipe
+from atcl.recipes import RECIPES, Recipe, recipe
 from atcl.reports import Cell
 from atcl.runs import Run, is_plain
 from atcl.selection import RULES
 from atcl.settings import digest, options, overridden
+from atcl.tasks import OWN
 
 TITLES = {  # methods -> how figures call them
     "oracle": "oracle",

@@ -19,8 +19,8 @@ from atcl.data import DATASETS
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS
 from atcl.files import read_json
-from atcl.recipes import OWN
 from atcl.runs import Build, Run
+from atcl.tasks import OWN
 from atcl.truth import Split
 
 BATCH = 500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there

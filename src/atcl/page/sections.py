@@ -11,8 +11,8 @@ from atcl.masking import CHECKS
 from atcl.page.gathering import Group, Told, changed, chosen_by, spread, title
 from atcl.page.markup import Child, Markup, el
 from atcl.page.parts import bar, prose, scrolled, section, swatch, table
-from atcl.recipes import OWN
 from atcl.reports import EMPTY, Cell
+from atcl.tasks import OWN
 from atcl.verdicts import WORST
 
 ORDER = (*ATTACKS, WORST)
@@ -223,7 +223,7 @@ def _terms(groups: Sequence[Group]) -> Markup:
     terms = [("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}") for ball, labels in balls.items()]
     terms += [(HEADINGS[name], ATTACKS[name].about) for name in measured(groups) if name in ATTACKS and name != "natural"]
     if WORST in measured(groups):
-        terms.append((HEADINGS[WORST], "an image counts only if it withstands all of them"))
+        terms.append((HEADINGS[WORST], _worst_words(groups)))
     terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
     cells = [group.cell(name) for group in groups for name in measured([group])]
     if any(cell.published for cell in cells):
@@ -231,6 +231,34 @@ def _terms(groups: Sequence[Group]) -> Markup:
     if any(cell.outside for cell in cells):
         terms.append(("outside", "a difference that seeds alone would not explain"))
     return el("dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms")
+
+
+def _worst_words(groups: Sequence[Group]) -> str:
+    """Return what the worst case was taken over; where that differs between runs, or from what the table shows, for whom by name."""
+    shown = tuple(name for name in measured(groups) if name not in ("natural", WORST))
+    judged: dict[tuple[str, ...], list[str]] = {}
+    for group in groups:
+        for attacks, seeds in (mine := _worst_over(group, shown)).items():
+            of_seeds = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if len(mine) > 1 else ""
+            judged.setdefault(attacks, []).append(group.label + of_seeds)
+    if set(judged) == {shown}:
+        return "an image counts only if it withstands all of them"
+    told = {" + ".join(HEADINGS[name] for name in attacks): "; ".join(whose) for attacks, whose in judged.items()}
+    if len(told) == 1:
+        return f"an image counts only if it withstands {next(iter(told))}"
+    over = "; ".join(f"{attacks} ({whose})" for attacks, whose in told.items())
+    return f"an image counts only if it withstands {over}. Over different attacks it does not compare"
+
+
+def _worst_over(group: Group, otherwise: tuple[str, ...]) -> dict[tuple[str, ...], list[int]]:
+    """Return the attacks that a group's worst cases were taken over, each with its seeds."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for one in group.finished:
+        if WORST in one.metrics:
+            over = one.metrics[WORST]["attack"].get("about", "").rpartition(" worst of ")[2].split(", ")
+            attacks = tuple(name for name in ORDER if name in over and name != "natural")
+            found.setdefault(attacks or otherwise, []).append(one.run.seed)
+    return found
 
 
 def ball_of(threat: Threat) -> str:

@@ -39,6 +39,7 @@ class Terms:
     workers: int = 0  # runs at a time; 0: as many as the place has room for
     threads: int = 0  # of the CPU for each run; 0: what the place thinks right
     runs: Path = Path("runs")
+    dry: bool = False  # whether nothing will be carried out: what only that takes need not be there
 
     def __post_init__(self) -> None:
         if self.workers < 0:

@@ -17,6 +17,9 @@ from atcl.places.crews import Crew, Terms, remote_device, remote_hardware, sprea
 from atcl.places.working import Died, Failed, Outcome, work
 
 ANY = 10_000  # jobs that Ray may queue
+PATIENCE = 10  # seconds for an answer from the cluster's head
+SETTINGS = b"\4"  # the kind of the first frame of HTTP/2, which Ray speaks; its length stands before it, and nothing here follows
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,13 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise where no one answers at an address: Ray itself would try for more than a minute."""
+    """Raise where no one answers at an address, or none who speaks as Ray does: Ray itself would try for minutes, and print all the while."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    if not port.isdigit():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE) as line:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):  # it would take a certificate to be understood
+            return
+        line.sendall(HELLO)
+        if line.recv(9)[3:4] != SETTINGS:
+            raise OSError("what answers there is not Ray")

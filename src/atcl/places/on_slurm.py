@@ -51,7 +51,7 @@ class Slurm:
     @contextmanager
     def open(self, terms: Terms) -> Iterator[Crew]:
         """Prepare the array; nothing is queued yet."""
-        submitit = _imported()
+        submitit = None if terms.dry else _imported()
         pick(EXECUTORS, self.executor, "executor")
         if self.minutes < 1 or self.cpus < 0 or self.memory < 0:
             raise AtclError("a run needs at least one minute, and no negative number of CPUs or GB")
@@ -60,7 +60,7 @@ class Slurm:
         threads = terms.threads or 1
         fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
         room = terms.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
-        if not here and shutil.which("srun") is None:
+        if not (here or terms.dry) and shutil.which("srun") is None:
             raise AtclError("there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local")
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
