@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,8 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     last = run.recipe.stages[-1]
     if not last.grown(last.epochs):
         watcher.say(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
-    for number, stage in enumerate(run.recipe.stages):
-        if (early := _blind(stage)) is not None:
-            watcher.say(f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower --stages.{number}.supervision.first")
+    for number, early in blind(run.recipe.stages):
+        watcher.say(f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower --stages.{number}.supervision.first")
     watcher.begin(run, position.number, position.learner.epoch)
     with checkpoints.Writer(run.folder / "checkpoints") as writer:
         while True:
@@ -104,13 +103,18 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     _finish(run, problem, position, means)
 
 
-def _blind(stage: Stage) -> int | None:
-    """Return the first epoch that leans on pseudo-labels of which nothing was remembered before or in it; None where there is none."""
-    if not isinstance(stage.supervision, PseudoLabels):
-        return None
-    leaning = next((epoch for epoch in range(1, stage.epochs + 1) if stage.gamma(epoch) < 1), None)
-    remembers = any(stage.supervision.remembers(epoch) for epoch in range(1, (leaning or 0) + 1))
-    return None if remembers else leaning
+def blind(stages: Sequence[Stage]) -> list[tuple[int, int]]:
+    """Return the stages that lean on pseudo-labels before anything was remembered, each with its first such epoch."""
+    found, known = [], False
+    for number, stage in enumerate(stages):
+        known = known and not stage.fresh  # a learner that goes on keeps its memory
+        if isinstance(stage.supervision, PseudoLabels):
+            leaning = next((epoch for epoch in range(1, stage.epochs + 1) if stage.gamma(epoch) < 1), None)
+            learning = next((epoch for epoch in range(1, stage.epochs + 1) if stage.supervision.remembers(epoch)), None)
+            if leaning is not None and not known and (learning is None or learning > leaning):
+                found.append((number, leaning))
+            known = known or learning is not None
+    return found
 
 
 def _opened(run: Run, problem: Problem, build: Build | None) -> Position:

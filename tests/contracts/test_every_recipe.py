@@ -12,6 +12,7 @@ from atcl.listing import LISTED
 from atcl.recipes import KINDS, METHODS, RECIPES, recipe
 from atcl.schedules import Constant
 from atcl.settings import digest, from_data, overridden, to_data
+from atcl.stages import blind
 from atcl.tasks import OWN, TASKS
 
 
@@ -32,6 +33,11 @@ def test_every_epoch_has_a_valid_phase(name: str) -> None:
             assert 0 <= phase.budget.epsilon <= stage.budget.epsilon
             assert 0 <= phase.gamma <= 1
             assert phase.lr > 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_epoch_leans_on_pseudo_labels_that_know_nothing(name: str) -> None:
+    assert blind(recipe(name).stages) == []
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "warmup" in name or "oracle" in name or "direct" in name])
