@@ -17,13 +17,14 @@ from torch.nn import functional as F
 
 import atcl
 from atcl.acceleration import activation_bytes
-from atcl.attacks import Threat, pgd
+from atcl.attacks import Threat, ascent, pgd
 from atcl.data import digits
 from atcl.errors import AtclError
 from atcl.evaluation import ATTACKS, cross_entropy
 from atcl.models import MODELS
 from atcl.truth import Split, Truth
-from atcl.verdicts import BATCH, WORST, batch_of, evaluate, measure
+from atcl.twins import Twin
+from atcl.verdicts import BATCH, WORST, Judge, batch_of, evaluate, glance, measure
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -240,6 +241,23 @@ def test_any_classifier_arrays_and_lists_are_taken() -> None:
     found = evaluate(Linear(5), (255 * X).to(torch.uint8).numpy(), y.tolist(), epsilon=0.0, attacks=["natural", "pgd20"])
     assert found["pgd20"].correct == found["natural"].correct
     assert atcl.evaluate is evaluate
+
+
+def test_a_glance_is_what_natural_accuracy_and_pgd20_are_and_repeats_whole_batches_alone(model: nn.Module) -> None:
+    test, threat, sizes = digits().test.take(slice(45)), Threat(0.06, 0.01), list[int]()
+
+    def noting(judge: Judge) -> Judge:
+        def run(x: Tensor, labels: Tensor, start: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return judge(x, labels, start)
+
+        return run
+
+    look = glance(model, Twin(model), test, threat, ascent, repeated=noting, seed=5, batch_size=20)
+    found = measure(model, test, threat, ["natural", "pgd20"], seed=5, batch_size=20)
+    assert look().tolist() == [found["natural"].accuracy, found["pgd20"].accuracy]
+    assert 0 < found["pgd20"].accuracy < found["natural"].accuracy
+    assert sizes == [20, 20]
 
 
 def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

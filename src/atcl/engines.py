@@ -50,6 +50,10 @@ class Engine:
         """Return the step, which draws from `rng`, as this engine runs it."""
         return recorded(step, rng) if self.records else step
 
+    def repeated(self, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+        """Return a function of tensors that draws nothing, called again and again with such as the first, as this engine runs it."""
+        return replayed(function, device) if self.records else function
+
 
 EAGER = Engine()
 
@@ -127,8 +131,23 @@ def recorded(step: Step, rng: Generator) -> Step:
         if kind not in recordings:
             for old in [other for other in recordings if other[1:] != kind[1:]]:  # of an epoch that is over
                 del recordings[old]
-            recordings[kind] = Recording(step, index, steps, remember, rng, stream)
+            recordings[kind] = Recording(lambda index: step(index, steps, remember), (index,), stream, rng)
         return recordings[kind].play(index)
+
+    return run
+
+
+def replayed(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Return a function that is replayed from a CUDA graph after it was run a few times as it is written; its answer lasts until the next call."""
+    plays, recording, stream = 0, None, own_stream(device)
+
+    def run(*given: Tensor) -> Tensor:
+        nonlocal plays, recording
+        plays += 1
+        if plays <= PLAIN:
+            return function(*given)
+        recording = recording or Recording(function, given, stream)
+        return recording.play(*given)
 
     return run
 
@@ -139,22 +158,24 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Recording:
-    """One kind of step in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
+    """A function in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
 
-    def __init__(self, step: Step, index: Tensor, steps: int, remember: bool, rng: Generator, stream: torch.cuda.Stream) -> None:
-        self.index = index.clone()
+    def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: Generator | None = None) -> None:
+        self.given = tuple(tensor.clone() for tensor in given)
         self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(rng)
+        if rng is not None:
+            self.graph.register_generator_state(rng)
         # libraries keep a workspace for each stream, and its address goes into the recording: what runs at once records on streams of its own
         # others may use the GPU meanwhile: only what this thread does is recorded
-        with torch.cuda.device(index.device), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.tally = step(self.index, steps, remember)
+        with torch.cuda.device(stream.device), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            self.answer = function(*self.given)
 
-    def play(self, index: Tensor) -> Tensor:
-        """Carry the step out for a batch."""
-        self.index.copy_(index)
+    def play(self, *given: Tensor) -> Tensor:
+        """Carry the function out for other tensors of the same shapes."""
+        for own, other in zip(self.given, given, strict=True):
+            own.copy_(other)
         self.graph.replay()
-        return self.tally
+        return self.answer
 
 
 def waits(model: Module, x: Tensor) -> bool:

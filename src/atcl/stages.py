@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from atcl import checkpoints, journal, observing
 from atcl.analysis import pseudo_label_accuracy
 from atcl.batches import WeakData
 from atcl.engines import Engine
-from atcl.environment import environment
+from atcl.environment import environment, free_memory
 from atcl.files import clear_parts, read_json, write_json, write_whole
 from atcl.heldout import judge
 from atcl.paper import card
@@ -26,7 +27,7 @@ from atcl.seeds import derive, forked_rng
 from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import PseudoLabels, relabel, with_sole_candidate
-from atcl.training import Learner, Snapshot, Stage, fitting
+from atcl.training import Learner, Observer, Snapshot, Stage, fitting
 from atcl.verdicts import glance, measure
 
 
@@ -91,7 +92,7 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
     with checkpoints.Writer(run.folder / "checkpoints") as writer:
         while True:
             stage = run.recipe.stages[position.number]
-            observe, seed = _observer(run, problem, position, watcher, writer), derive(run.seed, "stage", position.number)
+            observe, seed = _observer(run, problem, position, means, writer), derive(run.seed, "stage", position.number)
             engine, onlookers = observing.onlooking(
                 means.observe, run, problem, position.number, position.learner, position.data, means.engine, means.every, watcher.say
             )  # fmt: skip
@@ -100,6 +101,8 @@ def carry_out(run: Run, problem: Problem, means: Means) -> Iterator[None]:
             if position.number + 1 == len(run.recipe.stages):
                 break
             position = _advanced(run, problem, means.build, position)
+    del observe, onlookers  # with their recordings: what follows needs the memory
+    free_memory()
     _finish(run, problem, position, means)
 
 
@@ -147,13 +150,13 @@ def _restored(run: Run, problem: Problem, build: Build | None, saved: dict[str, 
     return position
 
 
-def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher, writer: checkpoints.Writer) -> Callable[[Snapshot], None]:
+def _observer(run: Run, problem: Problem, position: Position, means: Means, writer: checkpoints.Writer) -> Observer:
     """Return what happens after each epoch: the journal's line first, so that a cut between the two loses no line, then the checkpoint."""
     number, learner, data, best = position.number, position.learner, position.data, position.best
-    last = time.perf_counter()
+    last, look = time.perf_counter(), None
 
-    def observe(snapshot: Snapshot) -> None:
-        nonlocal last
+    def observe(snapshot: Snapshot) -> Iterator[None]:
+        nonlocal last, look
         phase = snapshot.phase
         record: journal.Record = {
             "stage": number, "epoch": phase.epoch, "epsilon": phase.budget.epsilon, "step_size": phase.budget.step_size, "steps": phase.budget.steps,
@@ -164,7 +167,11 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher, 
         if problem.held is not None:
             record |= {f"held_{name}": one.mean for name, one in judge(snapshot.model, problem.held, run.recipe.threat).items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
-            record |= {**_on_test(run.recipe, problem, snapshot, data.device), "crafted": snapshot.twin.kind}
+            look = look or _looking(run.recipe, problem, snapshot, means.engine)
+            with multiplying(snapshot.twin.kind):
+                found = look()
+            yield
+            record |= {**dict(zip(("test_natural", "test_pgd20"), found.tolist(), strict=True)), "crafted": snapshot.twin.kind}
         if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
@@ -172,20 +179,24 @@ def _observer(run: Run, problem: Problem, position: Position, watcher: Watcher, 
         relabelled = {} if data is problem.train else {"relabelled": data.candidates.int().argmax(1)}
         state = {**learner.state(), **best.state(), **relabelled, "stage": torch.tensor(number)}
         writer.save(number, phase.epoch, state)
-        watcher.epoch(record)
+        means.watcher.epoch(record)
 
     return observe
 
 
-def _on_test(wanted: Recipe, problem: Problem, snapshot: Snapshot, device: torch.device) -> dict[str, float]:
-    """Return the accuracies on the test set that choose an epoch; the chosen one is measured anew."""
-    assert problem.test is not None
-    if device.type == "cuda":
-        with multiplying(snapshot.twin.kind):
-            found = glance(snapshot.model, snapshot.twin, problem.test, wanted.threat, snapshot.ascend)
-    else:  # where each image costs, those that have fallen are left out
-        found = {name: one.accuracy for name, one in measure(snapshot.model, problem.test, wanted.threat, ("natural", "pgd20")).items()}
-    return {f"test_{name}": found[name] for name in ("natural", "pgd20")}
+def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engine) -> Callable[[], Tensor]:
+    """Return a function that begins to measure natural accuracy and PGD20 on the test set, which choose an epoch; the chosen one is measured anew."""
+    model, test, device = snapshot.model, problem.test, snapshot.memory.device
+    assert test is not None
+
+    def look() -> Tensor:  # where each image costs, those that have fallen are left out
+        found = measure(model, test, wanted.threat, ("natural", "pgd20"))
+        return torch.tensor([found[name].accuracy for name in ("natural", "pgd20")], dtype=torch.float64)
+
+    if device.type != "cuda":
+        return look
+    # one model and one twin see a stage through, and are brought up to date in place: what is recorded stays true
+    return glance(model, snapshot.twin, test, wanted.threat, snapshot.ascend, repeated=partial(engine.repeated, device=device))
 
 
 def _fresh(run: Run, number: int, data: WeakData, build: Build | None) -> Learner:

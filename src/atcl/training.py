@@ -191,7 +191,7 @@ class Snapshot:
     ascend: Ascend  # one ascent of an attack, as the engine runs it
 
 
-Observer = Callable[[Snapshot], None]
+Observer = Callable[[Snapshot], Iterator[None] | None]  # one that waits for the device pauses before, so that others can use it
 
 
 def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()) -> None:
@@ -250,7 +250,7 @@ def fitting(
         twin.follow()
         snapshot = _snapshot(learner, phase, totals, stage, twin, quick[1])
         for observe in observers:
-            observe(snapshot)
+            yield from observe(snapshot) or ()
 
 
 def descent(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:

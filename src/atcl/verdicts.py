@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.acceleration import activation_bytes, replayed
-from atcl.attacks import Ascend, Threat, ascent, device_of, evaluating, pgd
+from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, judged, machine, path_of
 from atcl.errors import AtclError, pick
@@ -24,6 +25,7 @@ WORST = "worst"  # the pointwise worst case over everything run
 BATCH = 500  # images at a time
 WIDEST, ROOM = 2500, 5 * 2**28  # images at a time of an attack that keeps the host busy, at most, and bytes that their activations may take
 
+Judge = Callable[..., Tensor]  # images, labels, start -> (naturally right, right under attack)
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
 
 
@@ -115,19 +117,34 @@ def batch_of(model: Module, test: Split) -> int:
     return max(BATCH, min(WIDEST, fit // BATCH * BATCH))
 
 
-def glance(model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, seed: int = 0, batch_size: int = 500) -> dict[str, float]:
-    """Return the accuracies that may choose an epoch, natural and under PGD20 crafted on `twin` and judged on `model`, without waiting in between."""
-    device = device_of(model, test.x.device)
-    counts = torch.zeros(2, dtype=torch.float64, device=device)
-    for number, (images, truth) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
-        x, labels = as_float(images.to(device, non_blocking=True)), truth.to(device, non_blocking=True)
-        quick = ascend if len(x) == batch_size else ascent  # a last, smaller batch is not worth compiling for
-        adv = pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, rng=generator(device, seed, number), ascend=quick)
+def glance(
+    model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
+    seed: int = 0, batch_size: int = BATCH,
+) -> Callable[[], Tensor]:  # fmt: skip
+    """Return a function that begins to measure what may choose an epoch, natural accuracy and that under PGD20 crafted on `twin`, in percent.
+
+    It does not wait for the device. `repeated` makes what is done to each whole batch faster.
+    """
+    device, geometry = device_of(model, test.x.device), pick(NORMS, threat.norm, "norm")
+    idle = generator(device, seed)  # nothing is drawn inside
+
+    def judge(x: Tensor, labels: Tensor, start: Tensor, ascend: Ascend = ascend) -> Tensor:
+        adv = pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, start=given(start), rng=idle, ascend=ascend)
         with torch.no_grad():
             right = model(x).argmax(1) == labels
-            counts += torch.stack([right.sum(), (right & (model(adv).argmax(1) == labels)).sum()])
-    natural, pgd20 = (100 * counts / len(test)).tolist()
-    return {"natural": natural, "pgd20": pgd20}
+            return torch.stack([right.sum(), (right & (model(adv).argmax(1) == labels)).sum()])
+
+    whole, rest = repeated(judge), partial(judge, ascend=ascent)  # a last, smaller batch is not worth compiling for
+
+    def look() -> Tensor:
+        counts = torch.zeros(2, dtype=torch.float64, device=device)
+        for number, (images, truth) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
+            x, labels = as_float(images.to(device, non_blocking=True)), truth.to(device, non_blocking=True)
+            start = STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number))
+            counts += (whole if len(x) == batch_size else rest)(x, labels, start)
+        return 100 * counts / len(test)
+
+    return look
 
 
 def withstood(

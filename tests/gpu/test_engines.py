@@ -1,6 +1,7 @@
 """Engines on a GPU: recorded steps draw, compute, resume and share the device as they should; without a GPU these tests skip."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, Ascend, ascent
-from atcl.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
+from atcl.attacks import NORMS, Ascend, Threat, ascent
+from atcl.engines import EAGER, PLAIN, Engine, Recording, engine_of, waits
 from atcl.models import MODELS
 from atcl.precisions import Precision
 from atcl.recipes import Recipe
@@ -19,6 +20,7 @@ from atcl.runs import Problem
 from atcl.stages import Watcher
 from atcl.training import Learner, Stage, fit
 from atcl.twins import Twin, tensors_of
+from atcl.verdicts import glance
 from tests import tiny
 from tests.test_engines import KINDS, hold_parts, said
 
@@ -65,9 +67,11 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
     streams: dict[int, set[int]] = defaultdict(set)
     begin = Recording.__init__
 
-    def noting(self: Recording, step: Step, index: Tensor, steps: int, remember: bool, rng: torch.Generator, stream: torch.cuda.Stream) -> None:
-        streams[id(rng)].add(stream.cuda_stream)
-        begin(self, step, index, steps, remember, rng, stream)
+    def noting(
+        self: Recording, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: torch.Generator | None = None
+    ) -> None:
+        streams[id(function) if rng is None else id(rng)].add(stream.cuda_stream)
+        begin(self, function, given, stream, rng)
 
     monkeypatch.setattr(Recording, "__init__", noting)
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
@@ -101,6 +105,33 @@ def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
         (plain, drawn), (recorded, drawn_too) = (learnt(recipe, longer, engine) for engine in (EAGER, RECORDED))
         assert torch.equal(drawn, drawn_too)
         torch.testing.assert_close(plain, recorded, rtol=1e-3, atol=1e-4)
+
+
+def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, test, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20), list[int](), Recording.play
+
+    def counting(self: Recording, *given: Tensor) -> Tensor:
+        plays.append(len(given[0]))
+        return play(self, *given)
+
+    monkeypatch.setattr(Recording, "play", counting)
+    twin = Twin(model)
+    plain, quick = (glance(model, twin, test, Threat(0.1, 0.02), ascent, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
+    seen = set()
+    for _ in range(4):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        twin.follow()
+        assert quick().tolist() == plain().tolist()
+        seen.add(tuple(plain().tolist()))
+    assert len(seen) > 1
+    assert plays == [8] * (2 * 4 - PLAIN)
+
+
+def recording(judge: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return RECORDED.repeated(judge, CUDA)
 
 
 def test_a_recorded_step_is_really_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
