@@ -14,8 +14,8 @@ BLIND = (
 )  # fmt: skip
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "tasks", "recipes", "runs", "stages", "running", "predicting",
-    "paper", "experiments", "ledger", "estimates", "reports", "headline", "places", "reproducing", "listing", "console", "commands", "cli",
-    "analysis", "observing", "lookback", "figures", "page", "boards",
+    "paper", "experiments", "ledger", "estimates", "cells", "claims", "reports", "headline", "places", "reproducing", "listing", "console", "commands",
+    "cli", "analysis", "observing", "lookback", "figures", "page", "boards",
 }  # fmt: skip
 
 

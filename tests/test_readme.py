@@ -62,7 +62,8 @@ def test_each_result_lies_where_its_settings_say(path: Path) -> None:
     assert result["published"] == card(settings)
     for one in result["metrics"].values():
         assert one["accuracy"] == pytest.approx(100 * one["correct"] / one["images"])
-        assert (one["seed"], one["batch_size"]) == (0, 500)
+        assert one["seed"] == 0
+    assert {one["batch_size"] for name, one in result["metrics"].items() if name not in ("autoattack", "worst")} == {500}
     assert result["name"].partition("/")[0] != "digits" or {one["images"] for one in result["metrics"].values()} == {397}
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from atcl.cells import Cell, margin
 from atcl.errors import AtclError
 from atcl.experiments import EXPERIMENTS, narrowed
 from atcl.files import write_json
 from atcl.journal import packed
 from atcl.ledger import result_path
 from atcl.paper import Value, asked
-from atcl.reports import FORMATS, Cell, check_place, grids, margin, markdown, places, rewritten
+from atcl.reports import FORMATS, check_place, grids, markdown, places, rewritten
 from atcl.settings import to_data
 
 TABLE = narrowed(EXPERIMENTS["table1"], ["kuzushiji"], ["warmup-pla", "direct-log"])

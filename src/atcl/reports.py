@@ -1,81 +1,19 @@
 """Tables from the ledger: ours beside the published, as Markdown, LaTeX or JSON, and in the pages that show them."""
 
 import json
-import math
 import re
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atcl.cells import EMPTY, Cell, Column, Grid, margin, said
+from atcl.claims import claimed
 from atcl.errors import AtclError, pick
 from atcl.experiments import EXPERIMENTS, HEADINGS, MEASURED, Experiment, narrowed, published_at
 from atcl.journal import Record
 from atcl.ledger import Entry, entries
 from atcl.paper import RULE, SEEDS, Value, asked
 from atcl.selection import RULES, Rule, chosen_epoch
-
-NARROWEST = 0.3  # points on each side: below that, rounding and other hardware already differ
-EMPTY = "—"
-
-
-@dataclass(frozen=True)
-class Column:
-    """Numbers of one kind, all chosen by the same rule."""
-
-    name: str  # under which the paper's number is known
-    heading: str
-    rule: str | None  # that chose the epoch; None where there is no choice
-    read: Callable[[Entry], tuple[float, Sequence[str]] | None]  # the number, and what speaks against it
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What was measured for one place of a table, one value for each seed, and what is published there."""
-
-    values: tuple[float, ...]
-    flags: tuple[str, ...]
-    published: Value | None
-
-    @property
-    def mean(self) -> float | None:
-        """Of the seeds that were run."""
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def deviation(self) -> float | None:
-        """With ddof = 0, as the paper's."""
-        return statistics.pstdev(self.values) if self.values else None
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less theirs."""
-        return None if self.mean is None or self.published is None else self.mean - self.published.mean
-
-    @property
-    def outside(self) -> bool | None:
-        """Whether our mean is further from theirs than seeds alone would explain."""
-        off, there = self.difference, self.published
-        return None if off is None or there is None else abs(off) > margin(there.deviation, len(self.values)) + 1e-9
-
-
-def margin(deviation: float, seeds: int, level: float = 0.95) -> float:
-    """Return how far a new mean over so many seeds may lie from a published one: a prediction interval after Student's t, never narrower than 0.3."""
-    spread = deviation * math.sqrt(SEEDS / (SEEDS - 1))  # the published one has ddof = 0
-    t = level * math.sqrt(2 / (1 - level**2))  # the quantile for SEEDS - 1 = 2 degrees of freedom, in closed form
-    return max(NARROWEST, t * spread * math.sqrt(1 / SEEDS + 1 / seeds))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table in words, and what it was made from as data."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    data: tuple[dict[str, Any], ...]
-
 
 Layout = Callable[[Experiment, Path], list[Grid]]
 
@@ -116,14 +54,14 @@ def rules(experiment: Experiment, results: Path) -> list[Grid]:
                 picked = [_picked(rule, stage, run.recipe.stages[-1].grown) for stage in held]
                 values = [stage[epoch]["test_pgd20"] for stage, epoch in zip(held, picked, strict=True)]
                 lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(held, values, strict=True)]
-                cells += [_said(tuple(values), 1), _said(tuple(lost), 1), ", ".join(map(str, picked))]
+                cells += [said(tuple(values), 1), said(tuple(lost), 1), ", ".join(map(str, picked))]
             rows.append(tuple(cells))
         data = tuple({"dataset": dataset, **dict(zip(_unique(headings), row, strict=True))} for row in rows)
         tables.append(Grid(dataset, headings, tuple(rows), data))
     return tables
 
 
-LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules}
+LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules, "claims": claimed}
 
 
 def grids(experiment: Experiment, results: Path) -> list[Grid]:
@@ -208,11 +146,11 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
     for title, row in experiment.rows:
         cells = [_cell(column, found[row], theirs[row]) for column in columns]
         seeds = [entry.seed for entry in found[row]]
-        ours = [_said(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "") for cell in cells]
+        ours = [said(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "") for cell in cells]
         rows.append((title, *(["ours"] if beside else []), *ours, str(len(seeds) or EMPTY)))
         if theirs[row]:
-            said = [EMPTY if cell.published is None else f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" for cell in cells]
-            rows.append(("", "published", *said, str(SEEDS)))
+            beside_it = [EMPTY if cell.published is None else f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" for cell in cells]
+            rows.append(("", "published", *beside_it, str(SEEDS)))
         if any(cell.difference is not None for cell in cells):
             rows.append(("", "difference", *map(_difference, cells), ""))
         data += [_data(dataset, row, title, column, cell, found[row]) for column, cell in zip(columns, cells, strict=True)]
@@ -236,15 +174,6 @@ def _data(dataset: str, row: str, title: str, column: Column, cell: Cell, found:
         "difference": cell.difference, "margin": margin(there.deviation, len(cell.values)) if there and cell.values else None,
         "outside": cell.outside,
     }  # fmt: skip
-
-
-def _said(values: tuple[float, ...], digits: int, seeds: int | None = None) -> str:
-    """Return mean and spread; a single seed has none, and fewer seeds than the rest of the row are told."""
-    if not values:
-        return EMPTY
-    spread = f" ± {statistics.pstdev(values):.{digits}f}" if len(values) > 1 else ""
-    fewer = f" ({len(values)} of {seeds} seeds)" if seeds is not None and len(values) < seeds else ""
-    return f"{statistics.fmean(values):.{digits}f}{spread}{fewer}"
 
 
 def _difference(cell: Cell) -> str:

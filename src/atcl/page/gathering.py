@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from atcl import journal, observing
+from atcl.cells import Cell
 from atcl.errors import AtclError
 from atcl.figures.records import Recorded
 from atcl.figures.style import SERIES, STYLES, Style
@@ -17,7 +18,6 @@ from atcl.files import read_json
 from atcl.models import MODELS
 from atcl.paper import RULE, published
 from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.reports import Cell
 from atcl.runs import Run, is_plain
 from atcl.selection import RULES
 from atcl.settings import digest, options, overridden

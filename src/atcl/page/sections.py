@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from atcl.attacks import Threat
+from atcl.cells import EMPTY, Cell
 from atcl.evaluation import ATTACKS
 from atcl.experiments import HEADINGS
 from atcl.masking import CHECKS
 from atcl.page.gathering import Group, Told, changed, chosen_by, spread, title
 from atcl.page.markup import Child, Markup, el
 from atcl.page.parts import bar, prose, scrolled, section, swatch, table
-from atcl.reports import EMPTY, Cell
 from atcl.tasks import OWN
 from atcl.verdicts import WORST
 

@@ -1,0 +1,85 @@
+"""The paper's claims held against a ledger: each verdict can be reached, and none without runs."""
+
+from pathlib import Path
+
+import pytest
+
+from atcl.cells import Cell
+from atcl.claims import CLAIMS, FAILS, HOLDS, OPEN, UNKNOWN, Pair, overall
+from atcl.errors import AtclError
+from atcl.experiments import EXPERIMENTS, narrowed
+from atcl.paper import PUBLISHED, Value
+from atcl.reports import grids
+from tests.test_reports import put, three
+
+CLAIMED = EXPERIMENTS["claims"]
+
+
+def lines(results: Path, words: str) -> list[tuple[str, ...]]:
+    (table,) = grids(CLAIMED, results)
+    return [row[1:] for row in table.rows if words in row[0]]
+
+
+def test_without_runs_nothing_is_known(tmp_path: Path) -> None:
+    (table,) = grids(CLAIMED, tmp_path)
+    assert [(row[0], row[-1]) for row in table.rows] == [(claim.words, UNKNOWN) for claim in CLAIMS]
+    assert table.data == ()
+
+
+def test_the_rows_of_each_claim_are_rows_of_the_experiment() -> None:
+    rows = {row for _, row in CLAIMED.rows}
+    assert {row for claim in CLAIMS for pair in claim.pairs for row in pair} == rows
+
+
+@pytest.mark.parametrize("dataset", CLAIMED.datasets)
+def test_the_papers_own_numbers_bear_out_what_it_says_of_its_method(dataset: str) -> None:
+    for claim in CLAIMS[2:4]:
+        for above, below in claim.pairs:
+            values = [PUBLISHED[f"{dataset}/{row}"]["pgd20"] for row in (above, below)]
+            one, two = (Cell((value.mean,) * 3, (), value) for value in values)
+            assert Pair(one, two).verdict(claim.close) != FAILS
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "verdict"), [((80.0,), (79.0,), OPEN), ((80.0,), (70.0,), HOLDS), ((70.0,), (80.0,), FAILS), ((80.0,) * 3, (77.5,) * 3, HOLDS)]
+)
+def test_a_difference_must_be_larger_than_the_seeds_explain(above: tuple[float, ...], below: tuple[float, ...], verdict: str) -> None:
+    spread = Value(0.0, 0.5)  # 4.30 * 0.61 * sqrt(2) = 3.7 points for one seed each, 2.2 for three
+    assert Pair(Cell(above, (), spread), Cell(below, (), spread)).verdict(close=False) == verdict
+
+
+def test_without_a_published_deviation_ours_counts_and_rounding_is_the_least() -> None:
+    assert Pair(Cell((80.0,), (), None), Cell((79.6,), (), None)).spread == 0.3
+    wide = Pair(Cell((80.0, 90.0), (), None), Cell((79.6,), (), None))
+    assert wide.spread == pytest.approx(4.3027 * 50**0.5 / 2**0.5, rel=1e-4)
+    assert wide.verdict(close=True) == UNKNOWN  # there is no distance to compare with
+
+
+def test_a_distance_is_close_where_the_published_one_is_no_smaller() -> None:
+    published = Value(90.0, 0.0), Value(85.0, 0.0)
+    for ours, verdict in ((84.8, HOLDS), (84.6, FAILS), (91.0, HOLDS)):
+        assert Pair(Cell((90.0,), (), published[0]), Cell((ours,), (), published[1])).verdict(close=True) == verdict
+
+
+def test_one_comparison_that_fails_decides_and_what_is_missing_is_told() -> None:
+    assert overall([HOLDS, HOLDS], 2) == HOLDS
+    assert overall([HOLDS, OPEN], 2) == OPEN
+    assert overall([OPEN, FAILS, HOLDS], 3) == FAILS
+    assert overall([HOLDS], 7) == "holds (1 of 7 comparisons)"
+
+
+def test_a_claim_names_its_numbers_seeds_and_what_is_published(tmp_path: Path) -> None:
+    for seed, value in ((1, 85.0), (2, 87.0)):
+        put(tmp_path, "kuzushiji/warmup-pla", seed, three(91.0, value, 83.0))
+    put(tmp_path, "kuzushiji/direct-exp", 1, three(11.0, 10.0, 9.0))
+    assert lines(tmp_path, "fails") == [("kuzushiji", "warm-up + PLA 86.0 (85.9, 2 seeds), EXP 10.0 (10.0, 1 seed)", "holds (1 of 7 comparisons)")]
+    assert lines(tmp_path, "two stages work") == [("—", "—", UNKNOWN)]
+    (table,) = grids(narrowed(CLAIMED, rows=["oracle", "warmup-pla"]), tmp_path)
+    assert [row[0] for row in table.rows] == ["they come close to the oracle"]  # others lack rows
+
+
+def test_an_epoch_that_was_chosen_otherwise_is_no_evidence(tmp_path: Path) -> None:
+    put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0), rule="last")
+    put(tmp_path, "kuzushiji/oracle", 1, three(91.0, 85.0, 83.0))
+    with pytest.raises(AtclError, match="was chosen by last"):
+        grids(CLAIMED, tmp_path)
