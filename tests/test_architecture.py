@@ -13,9 +13,9 @@ BLIND = (
     "transitions", "matrices", "tables", "heldout", "pictures", "folders", "precisions", "forms", "twins", "engines", "packing",
 )  # fmt: skip
 SEEING = {
-    "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "tasks", "recipes", "runs", "stages", "running", "predicting",
-    "paper", "experiments", "ledger", "estimates", "cells", "claims", "reports", "headline", "places", "reproducing", "listing", "console", "commands",
-    "cli", "analysis", "observing", "lookback", "figures", "page", "boards",
+    "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "tasks", "recipes", "runs", "stages", "running",
+    "predicting", "paper", "experiments", "ledger", "estimates", "cells", "claims", "reports", "headline", "places", "reproducing", "listing",
+    "console", "commands", "cli", "analysis", "observing", "lookback", "figures", "page", "boards",
 }  # fmt: skip
 
 
