@@ -146,6 +146,7 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--observe", "gradient"], "did you mean 'gradients'?"),
         (["train", "--seeds", "1", "2", "--observe", "gradient"], "did you mean 'gradients'?"),
         (["train", "--observe-every", "0"], "every 1 or more epochs"),
+        (["train", "--seeds", "1", "2", "--model", "small_cnn"], "too small"),
         (["train", "--stages.0.strength.to", "5"], "strength"),
         pytest.param(
             ["train", "--device", "cuda"], "no CUDA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -197,7 +197,7 @@ def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], forms: bool
     ours, theirs = twin(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
-    assert len(twin.settled) >= 2 or (not forms and not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()))
+    assert len(twin.settled) >= (2 if forms or any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else 0)
 
 
 @pytest.mark.parametrize("size", [(6, 8), (5, 8), (6, 7)])
@@ -227,6 +227,12 @@ def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
     twin = Twin(SmallCNN(10), settle=True)
     assert [(one.form, one.relu) for one in twin.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
     assert sum(isinstance(module, Halved) for module in twin.modules()) == 2
+
+
+def test_a_twin_is_compared_with_its_model_whether_or_not_gradients_are_asked_for() -> None:
+    model, x = resnet18(4), torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        assert _agrees(model, x, "fp32", settle=True, forms=False)
 
 
 def test_without_forms_only_normalisations_are_drawn_in() -> None:

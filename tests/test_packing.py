@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atcl.errors import AtclError
-from atcl.packing import together
+from atcl.packing import LANES, together
 from atcl.running import train, train_together
 from atcl.stages import Watcher
 from atcl.training import Learner, fitting
@@ -50,6 +50,11 @@ def test_models_that_take_turns_are_those_trained_alone() -> None:
     alone = [together([learning(seed)], CPU)[0] for seed in (1, 2, 3)]
     assert all(torch.equal(one, other) for one, other in zip(alone, together([learning(seed) for seed in (1, 2, 3)], CPU), strict=True))
     assert not torch.equal(alone[0], alone[1])
+
+
+def test_no_more_share_a_gpu_than_there_are_streams_for() -> None:
+    with pytest.raises(AtclError, match=f"at most {LANES} runs"):
+        together([drawing(number, 1) for number in range(LANES + 1)], torch.device("cuda"))
 
 
 def failing(at: int) -> Generator[None, None, list[float]]:

@@ -143,6 +143,8 @@ def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
     trained.folder.mkdir(parents=True)
     write_json(trained.folder / "result.json", {})
     assert packed([many[0], longer, other, trained, *many]) == [[many[0], longer, *many[1 : PACK - 1]], [many[PACK - 1]], [other]]
+    with sole_writer(many[0].folder):  # by another process: it would stop all that train with it
+        assert packed(many) == [many[1:]]
 
 
 def test_runs_of_different_recipes_train_together_as_they_would_alone(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import atcl
 from atcl import checkpoints, running
 from atcl.environment import resolve
 from atcl.errors import AtclError
-from atcl.labels import Biased, Complementary
+from atcl.labels import Biased, Complementary, weaken
 from atcl.recipes import Recipe
 from atcl.running import train
 from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
@@ -261,6 +262,20 @@ def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(tmp_path: Pa
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(old, new) for old, new in zip(before, shared.state_dict().values(), strict=True))
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("images", "refused"), [(66, True), (65, True), (68, False)])
+def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of_one(images: int, refused: bool, tmp_path: Path) -> None:
+    wanted = replace(sized(images), transition="estimated")
+    split = tiny.split(images)
+    problem = Problem(weaken(split, RECIPE.labels, seed=3))
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
+
+    with pytest.raises(AtclError, match="two images less") if refused else nullcontext():
+        train(wanted, out=tmp_path / "run", device="cpu", problem=problem, build=build)
+    assert (tmp_path / "run").exists() is not refused
 
 
 @pytest.mark.parametrize(

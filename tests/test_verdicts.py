@@ -7,6 +7,7 @@ import random
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -14,6 +15,7 @@ import torch
 from pyautoattack import AutoAttack
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import atcl
 from atcl.acceleration import activation_bytes
@@ -274,6 +276,46 @@ def test_activations_are_counted_layer_by_layer() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(144, 5))
     assert activation_bytes(net, torch.rand(2, 1, 6, 6)) == 2 * 4 * (3 * 144 + 5)
     assert not any(module._forward_hooks for module in net.modules())
+    with warnings.catch_warnings(action="ignore"):  # TorchScript is old
+        assert activation_bytes(torch.jit.script(net), torch.rand(2, 1, 6, 6)) == 0
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_look_copies_no_number_from_the_host(model: nn.Module, norm: str) -> None:
+    """What is recorded on a GPU must not: a copy makes the host wait."""
+
+    class Noting(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.seen: set[str] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    noted = Noting()
+
+    def noting(judge: Judge) -> Judge:
+        def run(*given: Tensor) -> Tensor:
+            with noted:
+                return judge(*given)
+
+        return run
+
+    glance(model, Twin(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), ascent, repeated=noting, batch_size=20)()
+    assert "aten.addmm.default" in noted.seen
+    assert "aten.lift_fresh.default" not in noted.seen
+    with noted:
+        torch.as_tensor(0.06, device="cpu")
+    assert "aten.lift_fresh.default" in noted.seen  # so it would be noticed
+
+
+def test_verdicts_in_other_batches_enter_the_worst_case_too(model: nn.Module, tmp_path: Path) -> None:
+    test, threat = digits().test.take(slice(30)), Threat(0.06, 0.01)
+    measure(model, test, threat, ["pgd20"], batch_size=10, keep=tmp_path)
+    found = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True)
+    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH, "pgd20": 10, WORST: BATCH}
+    assert found[WORST].accuracy == found["pgd20"].accuracy < found["natural"].accuracy
 
 
 def test_an_attack_that_looks_at_the_first_images_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.attacks import evaluating
+from atcl.seeds import forked_rng
 from atcl.twins import faithful_twin
 
 SMALLEST = 32
@@ -136,17 +137,22 @@ def _folded(model: Module, x: Tensor) -> Module:
 
 
 def activation_bytes(model: Module, x: Tensor) -> int:
-    """Return how many bytes the layers of a model give for images x, which an attack keeps until the gradient is known."""
+    """Return how many bytes the layers of a model give for images x, which an attack keeps until the gradient is known; 0 where none can be seen."""
     given = 0
 
     def count(module: Module, inputs: Any, output: Any) -> None:
         nonlocal given
         given += output.nbytes if isinstance(output, Tensor) else 0
 
-    hooks = [module.register_forward_hook(count) for module in model.modules() if not any(True for _ in module.children())]
+    hooks: list[Any] = []
     try:
-        with evaluating(model), torch.no_grad():
+        for module in model.modules():
+            if not any(True for _ in module.children()):
+                hooks.append(module.register_forward_hook(count))
+        with evaluating(model), torch.no_grad(), forked_rng():
             model(x)
+    except RuntimeError:  # TorchScript takes no hook
+        return 0
     finally:
         for hook in hooks:
             hook.remove()

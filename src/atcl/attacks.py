@@ -188,7 +188,9 @@ def _sample_l2(x: Tensor, epsilon: Tensor | float, rng: Generator) -> Tensor:
 
 
 def _project_linf(delta: Tensor, epsilon: Tensor | float) -> Tensor:
-    bound = torch.as_tensor(epsilon, device=delta.device, dtype=delta.dtype)
+    if not isinstance(epsilon, Tensor):  # a number stays one: to copy it to a GPU would make the host wait
+        return delta.clamp(-epsilon, epsilon)
+    bound = epsilon.to(delta.dtype)
     return delta.clamp(-bound, bound)
 
 

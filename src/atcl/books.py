@@ -70,8 +70,22 @@ class Book:
 
 def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
     """Return where the verdicts under a header lie: each header has a file of its own, so that none is overwritten by another."""
-    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(_plain(header).encode()).hexdigest()[:8]
     return folder / f"{header['attack']}-{digest}.jsonl"
+
+
+def complete(folder: Path, header: Mapping[str, Any]) -> int | None:
+    """Return the size of the batches in which all was judged under a header: its own or, where there is none, any other; None where nothing was."""
+    found = []
+    for path in folder.glob(f"{header['attack']}-*.jsonl"):
+        top, *lines = journal.read(path) or [{}]
+        if lines and lines[-1]["pass"] == END and _plain({**top, "batch_size": 0}) == _plain({**header, "batch_size": 0}):
+            found.append(int(top["batch_size"]))
+    return header["batch_size"] if header["batch_size"] in found else max(found, default=None)
+
+
+def _plain(header: Mapping[str, Any]) -> str:
+    return json.dumps(header, sort_keys=True)
 
 
 def judged(model: Module, test: Split) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class Cell:
         return statistics.pstdev(self.values) if self.values else None
 
     @property
-    def spread(self) -> float:
-        """The deviation of one seed, by the paper's where it has one, else by ours; 0 where neither says."""
+    def spread(self) -> float | None:
+        """The deviation of one seed, by the paper's where it has one, else by ours of as many seeds; None where neither says."""
         if self.published is not None:
             return unbiased(self.published.deviation)
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+        return statistics.stdev(self.values) if len(self.values) >= SEEDS else None
 
     @property
     def difference(self) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 import tyro
 from rich.console import Console
 
@@ -141,11 +142,14 @@ class Evaluate:
             if self.images is None or self.labels is None:
                 raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class")
             test = read_truth(self.images, self.labels, done.shape, done.class_names)
-        with Judging(Console(stderr=True)) as judging:
-            measured = done.evaluate(
-                self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
-                checks=self.checks, strict_fp32=self.strict_fp32, watch=judging,
-            )  # fmt: skip
+        try:
+            with Judging(Console(stderr=True)) as judging:
+                measured = done.evaluate(
+                    self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
+                    checks=self.checks, strict_fp32=self.strict_fp32, watch=judging,
+                )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise AtclError("the GPU's memory does not hold so many images at a time: give a smaller --batch-size; what is done is kept") from None
         found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
         if self.json:
             print(json.dumps(found, indent=2))

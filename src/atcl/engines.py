@@ -31,6 +31,7 @@ class Engine:
     records: bool = False
     say: Say = print
     failures: list[str] = field(default_factory=list)  # of compiling
+    streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)  # to record on, one for a run: its parts take turns
 
     @property
     def about(self) -> str:
@@ -48,11 +49,16 @@ class Engine:
 
     def whole(self, step: Step, rng: Generator) -> Step:
         """Return the step, which draws from `rng`, as this engine runs it."""
-        return recorded(step, rng) if self.records else step
+        return recorded(step, rng, self._stream(rng.device)) if self.records else step
 
     def repeated(self, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-        """Return a function of tensors that draws nothing, called again and again with such as the first, as this engine runs it."""
-        return replayed(function, device) if self.records else function
+        """Return a function that draws nothing, and is called with tensors of the same shapes again and again, as this engine runs it."""
+        return replayed(function, self._stream(device)) if self.records else function
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self.streams:
+            self.streams[device] = own_stream(device)
+        return self.streams[device]
 
 
 EAGER = Engine()
@@ -117,11 +123,10 @@ def room_to_compile(runs: int) -> Iterator[None]:
         torch._dynamo.config.recompile_limit = before
 
 
-def recorded(step: Step, rng: Generator) -> Step:
+def recorded(step: Step, rng: Generator, stream: torch.cuda.Stream) -> Step:
     """Return a step that is replayed from a CUDA graph, one for each kind of batch, after it was run a few times as it is written."""
     plays: Counter[tuple[int, int, bool]] = Counter()
     recordings: dict[tuple[int, int, bool], Recording] = {}
-    stream = own_stream(rng.device)
 
     def run(index: Tensor, steps: int, remember: bool) -> Tensor:
         kind = (len(index), steps, remember)
@@ -137,9 +142,9 @@ def recorded(step: Step, rng: Generator) -> Step:
     return run
 
 
-def replayed(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+def replayed(function: Callable[..., Tensor], stream: torch.cuda.Stream) -> Callable[..., Tensor]:
     """Return a function that is replayed from a CUDA graph after it was run a few times as it is written; its answer lasts until the next call."""
-    plays, recording, stream = 0, None, own_stream(device)
+    plays, recording = 0, None
 
     def run(*given: Tensor) -> Tensor:
         nonlocal plays, recording

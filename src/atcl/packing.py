@@ -12,6 +12,7 @@ from atcl.errors import AtclError
 from atcl.seeds import OwnRandom
 
 T = TypeVar("T")
+LANES = 16  # PyTorch has 32 streams of a priority, and each lane takes one to run on and one to record on
 Task = Generator[None, None, T]  # pauses after each piece of work, and returns what came out
 
 
@@ -43,6 +44,8 @@ def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
     others are done.
     """
     several = device.type == "cuda" and len(tasks) > 1
+    if several and len(tasks) > LANES:
+        raise AtclError(f"at most {LANES} runs share one GPU at a time, not {len(tasks)}: give fewer seeds at once")
     lanes = [Lane(task, own_stream(device) if several else None) for task in tasks]
     errors: list[Exception] = []
     try:

@@ -28,7 +28,7 @@ from atcl.seeds import derive, forked_rng
 from atcl.settings import digest
 from atcl.stages import Means, Watcher, carry_out
 from atcl.tasks import OWN
-from atcl.transitions import estimated_transition
+from atcl.transitions import NATURAL, estimated_transition
 
 
 def train(
@@ -112,12 +112,22 @@ def train_all(orders: Sequence[Order], way: Way) -> list[Run]:
 
 
 def _named(task: Generator[None, None, Run], order: Order, several: bool) -> Generator[None, None, Run]:
-    """Return the task, whose error says at once, and again at the end, which of several it was."""
+    """Return the task, whose error says at once, and again at the end, which of several it was; one before anything is trained stops all."""
+    begun = False
     try:
+        next(task)
+        begun = True
+        yield
         return (yield from task)
+    except StopIteration as end:  # there was nothing left to train
+        done: Run = end.value
+        return done
     except AtclError as error:
-        order.watcher.say(f"stopped: {error}")
+        if begun:
+            order.watcher.say(f"stopped: {error}")
         raise AtclError(f"{f'{order.name}, ' if several else ''}seed {order.seed}: {error}") from None
+    finally:
+        task.close()  # it may hold its folder
 
 
 def _running(order: Order, way: Way, number: int) -> Generator[None, None, Run]:
@@ -208,12 +218,18 @@ def _check_batches(run: Run, model: Module, problem: Problem) -> None:
     """Refuse a batch of one image, such as the last may be, where the model's batch statistics need more; those of maps of pixels do not."""
     n, sizes = len(problem.train), [stage.batch_size for stage in run.recipe.stages]
     alone = next((number for number, size in enumerate(sizes) if size == 1 or n % size == 1), None)
-    if alone is None or not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
+    halves = {n // 2 % NATURAL.batch_size, (n + 1) // 2 % NATURAL.batch_size} if run.recipe.transition == "estimated" else set()
+    if (alone is None and 1 not in halves) or not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
         return
     try:
         with torch.no_grad():
             copy.deepcopy(model).train()(as_float(problem.train.x[:1].cpu()))  # a copy: who builds it may keep it, and it would remember the image
     except ValueError:
+        if alone is None:
+            raise AtclError(
+                f"to estimate a transition matrix, halves of {n} images are learnt in batches of {NATURAL.batch_size}, which leaves a batch of one, "
+                f"on which the batch norm of {run.recipe.model} cannot learn: take two images less"
+            ) from None
         others = [size for size in range(sizes[alone] + 1, sizes[alone] + n + 1) if n % size != 1]
         remedy = f"give --stages.{alone}.batch-size {others[0]}, or one image more or less" if others else "give more images"
         raise AtclError(

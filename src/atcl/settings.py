@@ -117,4 +117,4 @@ def _one_line(page: str, beside: Sequence[str]) -> str:
     remedy = next((block.split()[3] for block in blocks if block.startswith("Perhaps you meant")), None)
     unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", blocks[0])
     closer = meant(unknown[1], [*beside, *([remedy] if remedy else [])]) if unknown else ""
-    return blocks[0] + (closer or (f"; did you mean {remedy}?" if remedy else ""))
+    return blocks[0] + (closer or (f"; did you mean {remedy!r}?" if remedy else ""))

@@ -26,6 +26,7 @@ class Twin(Module):
             _lower(self.model)
         self.settled: list[Settled] = []
         if settle:
+            # without `forms` convolutions stay the library's: the other forms pay where a compiler draws their parts together
             self.settled = _settle(self.model, model, self.dtype, forms)
         self.pairs = _by_type(self.model, model)
         self.follow()
@@ -43,10 +44,7 @@ class Twin(Module):
 
 
 def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print, *, forms: bool = True) -> Twin:
-    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one.
-
-    Without `forms` it keeps the library's convolutions: the others pay where a compiler draws their parts together.
-    """
+    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
     if not x.is_cuda and kind != "bf16":
         return Twin(model, kind)
     settle = _agrees(model, x, "fp32", settle=True, forms=forms)
@@ -80,7 +78,7 @@ def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, forms: bool =
             if tensor.is_floating_point() and tensor.ndim < 2:  # biases and statistics; variances stay positive
                 tensor.add_(0.1 * torch.rand_like(tensor))
     answers = []
-    with multiplying("fp32"):
+    with multiplying("fp32"), torch.enable_grad():  # whoever asks may not need one
         for settled in (False, True):
             at = x.detach().clone().requires_grad_()
             try:

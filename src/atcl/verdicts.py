@@ -14,7 +14,7 @@ from torch.nn import Module
 from atcl.acceleration import activation_bytes, replayed
 from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
-from atcl.books import Book, judged, machine, path_of
+from atcl.books import Book, complete, judged, machine
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack, cross_entropy
 from atcl.masking import suspicions
@@ -25,7 +25,7 @@ WORST = "worst"  # the pointwise worst case over everything run
 BATCH = 500  # images at a time
 WIDEST, ROOM = 2500, 5 * 2**28  # images at a time of an attack that keeps the host busy, at most, and bytes that their activations may take
 
-Judge = Callable[..., Tensor]  # images, labels, start -> (naturally right, right under attack)
+Judge = Callable[..., Tensor]  # images, labels, start -> (2,): how many are naturally right, and how many of them under attack too
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
 
 
@@ -50,10 +50,7 @@ def evaluate(
     step_size: float | None = None, seed: int = 0, batch_size: int | None = None, checks: bool = True, keep: Path | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
-    """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default.
-
-    `batch_size` is 500 by default; AutoAttack on a GPU takes as many as `batch_of` says.
-    """
+    """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default."""
     images = checked_images(x)
     if len(images) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
@@ -85,10 +82,12 @@ def measure(
     """
     _check(test, attacks, seed, batch_size)
     place = judged(model, test) if keep else {}
-    wide = batch_of(model, test) if batch_size is None else batch_size
-    sizes = {name: wide if attack.wide else batch_size or BATCH for name, attack in ATTACKS.items()}
+    sizes = _batches(model, test, attacks, batch_size, everything=extend)
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
-    known = [name for name in ATTACKS if keep and extend and path_of(keep, headers[name]).exists() and Book(keep, headers[name]).closed]
+    others = [name for name in ATTACKS if name not in attacks] if keep and extend else []
+    known = {name: size for name in others if keep and (size := complete(keep, headers[name])) is not None}
+    for name, size in known.items():
+        sizes[name] = headers[name]["batch_size"] = size
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
         attack.check(test.truth.classes)
@@ -108,23 +107,30 @@ def measure(
     return found
 
 
+def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None, *, everything: bool) -> dict[str, int]:
+    """Return how many images each attack takes at a time."""
+    asked = any(pick(ATTACKS, name, "attack").wide for name in attacks) or everything
+    wide = batch_of(model, test) if batch_size is None and asked else batch_size or BATCH
+    return {name: wide if attack.wide else batch_size or BATCH for name, attack in ATTACKS.items()}
+
+
 def batch_of(model: Module, test: Split) -> int:
-    """Return how many images AutoAttack takes at a time: on a GPU as many as there is room for, by the size of the model's activations."""
+    """Return how many images AutoAttack takes at a time: on a GPU up to 2500, as many as keep the activations of the model's layers small."""
     device = device_of(model, test.x.device)
     if device.type != "cuda":
         return BATCH
-    fit = ROOM // max(1, activation_bytes(model, as_float(test.x[:1].to(device))))
-    return max(BATCH, min(WIDEST, fit // BATCH * BATCH))
+    x = as_float(test.x[:1].to(device))
+    each = activation_bytes(model, x)
+    if each < 4 * x.nbytes:  # its layers are hidden from us
+        return BATCH
+    return max(BATCH, min(WIDEST, ROOM // each // BATCH * BATCH))
 
 
 def glance(
     model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
     seed: int = 0, batch_size: int = BATCH,
 ) -> Callable[[], Tensor]:  # fmt: skip
-    """Return a function that begins to measure what may choose an epoch, natural accuracy and that under PGD20 crafted on `twin`, in percent.
-
-    It does not wait for the device. `repeated` makes what is done to each whole batch faster.
-    """
+    """Return a function that begins to measure natural accuracy and that under PGD20 crafted on `twin`, in percent, and waits for no answer."""
     device, geometry = device_of(model, test.x.device), pick(NORMS, threat.norm, "norm")
     idle = generator(device, seed)  # nothing is drawn inside
 
@@ -134,7 +140,7 @@ def glance(
             right = model(x).argmax(1) == labels
             return torch.stack([right.sum(), (right & (model(adv).argmax(1) == labels)).sum()])
 
-    whole, rest = repeated(judge), partial(judge, ascend=ascent)  # a last, smaller batch is not worth compiling for
+    whole, rest = repeated(judge), partial(judge, ascend=ascent)  # a last, smaller batch is not worth compiling or recording for
 
     def look() -> Tensor:
         counts = torch.zeros(2, dtype=torch.float64, device=device)
@@ -161,10 +167,7 @@ def withstood(
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
-                    try:
-                        adv = run(quick, x, labels, threat, seed, number)
-                    except torch.OutOfMemoryError:
-                        raise AtclError(f"{len(x)} images at a time do not fit into the GPU's memory: give a smaller batch size") from None
+                    adv = run(quick, x, labels, threat, seed, number)
                     right = _right(model, adv, labels)
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)

@@ -48,7 +48,8 @@ def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> No
 
 def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
     quick = Replayed(model("resnet18"), 64)
-    quick(torch.rand(8, 1, 28, 28, device="cuda"))
+    with torch.no_grad():  # as AutoAttack asks first
+        quick(torch.rand(8, 1, 28, 28, device="cuda"))
     assert quick.recordings
     assert quick.folded is not None
     assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.folded.modules())

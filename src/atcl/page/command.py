@@ -56,12 +56,12 @@ def after_training(console: Console, runs: Sequence[Run], parent: Path, device: 
 
 
 def after_evaluation(console: Console, run: Run, device: str, data_dir: Path | None) -> None:
-    """Write anew what pages there are on a run that was measured: its own, and the one that it shares with other seeds."""
-    shared = beside(run)
-    pages = {run.folder / FILE: [run]} | ({run.folder.parent / FILE: shared} if len(shared) > 1 else {})
-    pages = {path: shown for path, shown in pages.items() if path.exists()}
-    if pages and _written(Teller(console), pages, device, data_dir):
-        Teller(console)(f"made anew: {', '.join(map(str, pages))}")
+    """Write the page in the folder of a run that was measured anew, where there is one; one that it shares with others is its user's to remake."""
+    own, shared, tell = run.folder / FILE, run.folder.parent / FILE, Teller(console)
+    if own.exists() and _written(tell, {own: [run]}, device, data_dir):
+        tell(f"made anew: {own}")
+    if shared.exists() and len(folders := [str(one.folder) for one in beside(run)]) > 1:
+        tell(f"{shared} is older than this: `{shlex.join(['atcl', 'report', *folders, '--out', str(shared)])}` makes it anew")
 
 
 def beside(run: Run) -> list[Run]:

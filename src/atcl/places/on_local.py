@@ -17,7 +17,7 @@ from rich.console import Console
 from atcl.console import Judging, Live, Together, lives
 from atcl.environment import free_memory, hardware, resolve
 from atcl.errors import AtclError
-from atcl.files import Held
+from atcl.files import Held, is_held
 from atcl.journal import Record
 from atcl.ledger import Job
 from atcl.places.crews import Crew, Terms, spread
@@ -83,7 +83,7 @@ def packed(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
     groups: dict[tuple[object, ...], list[Job]] = {}
     for job in dict.fromkeys(jobs):
-        if job.new and not (job.folder / "result.json").exists():
+        if job.new and not (job.folder / "result.json").exists() and not is_held(job.folder):  # one held elsewhere would stop its whole pack
             groups.setdefault((job.what.recipe.dataset, job.device, job.data_dir), []).append(job)
     return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
 
