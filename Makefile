@@ -15,7 +15,7 @@ test: $(VENV)/installed-test  ## all checks: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 results: $(VENV)/installed  ## run what the tables of digits lack in results/, remake all tables of the pages
 	$(ONE) $(BIN)/atcl reproduce digits --write README.md

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atcl.errors import AtclError
 from atcl.packing import LANES, together
-from atcl.running import train, train_together
+from atcl.running import Order, Way, train, train_all, train_together
 from atcl.stages import Watcher
 from atcl.training import Learner, fitting
 from tests import tiny
@@ -111,6 +111,26 @@ def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:
     assert runs[1].result["model"] == alone.result["model"]
     assert runs[0].result["model"] != alone.result["model"]
     assert runs[1].result["engine"] == {"name": "eager", "compiled": False, "together": 2, "peak_gpu_bytes": None}
+
+
+def test_runs_of_different_recipes_are_those_that_they_would_be_alone(tmp_path: Path) -> None:
+    names = ("digits/direct-log", "digits/direct-exp", "mnist/two-stage", "digits/warmup-pla")
+    problem = tiny.problem(RECIPE.labels)
+    orders = [Order(tiny.RECIPES[name], name, 3, tmp_path / name) for name in names]
+    runs = train_all(orders, Way(CPU, problem=problem, build=tiny.TinyNet))
+    for name, run in zip(names, runs, strict=True):
+        alone = train(tiny.RECIPES[name], name=name, seed=3, out=tmp_path / "alone" / name, device="cpu", problem=problem, build=tiny.TinyNet)
+        assert (run.name, run.result["model"]) == (alone.name, alone.result["model"])
+        assert run.result["engine"]["together"] == len(names)
+    assert len({run.result["model"]["sha256"] for run in runs}) == len(names)
+
+
+def test_the_one_of_several_recipes_that_fails_is_named(tmp_path: Path) -> None:
+    orders = [Order(tiny.RECIPES[name], name, 3, tmp_path / name) for name in ("digits/direct-log", "digits/oracle")]
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/oracle").write_text("in the way")
+    with pytest.raises(AtclError, match="digits/oracle, seed 3: cannot write"):
+        train_all(orders, Way(CPU, problem=tiny.problem(RECIPE.labels), build=tiny.TinyNet))
 
 
 @pytest.mark.parametrize("seeds", [[], [1, 1], [1, -2]])

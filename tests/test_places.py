@@ -147,18 +147,6 @@ def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
         assert packed(many) == [many[1:]]
 
 
-def test_runs_of_different_recipes_train_together_as_they_would_alone(tmp_path: Path) -> None:
-    names = ("digits/direct-log", "digits/oracle", "digits/warmup-pla")
-    alone, jobs = ([job(tmp_path / where, 1, SMALL, name) for name in names] for where in ("alone", "together"))
-    for one in alone:
-        carry_out(one)
-    said = io.StringIO()
-    fill_packed(jobs, Console(file=said, width=400), measuring=2, threads=1)
-    assert [told(one) for one in jobs] == [told(one) for one in alone]
-    assert {read_json(one.path)["engine"]["together"] for one in jobs} == {len(jobs)}
-    assert str(jobs[1]) in said.getvalue()
-
-
 @dataclass
 class Scripted:
     """Workers that do as they are told: the outcomes of each seed, one after another."""
