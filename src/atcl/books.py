@@ -53,11 +53,6 @@ class Book:
             self._append({"pass": END, "batch": 0, "images": 0, "right": "", "seconds": 0.0})
 
     @property
-    def closed(self) -> bool:
-        """Whether nothing is left to judge."""
-        return (END, 0) in self.lines
-
-    @property
     def seconds(self) -> float:
         """How long the verdicts took, however often it was stopped."""
         return float(sum(line["seconds"] for line in self.lines.values()))

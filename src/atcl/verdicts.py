@@ -82,7 +82,7 @@ def measure(
     """
     _check(test, attacks, seed, batch_size)
     place = judged(model, test) if keep else {}
-    sizes = _batches(model, test, attacks, batch_size, everything=extend)
+    sizes = _batches(model, test, attacks, batch_size)
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
     others = [name for name in ATTACKS if name not in attacks] if keep and extend else []
     known = {name: size for name in others if keep and (size := complete(keep, headers[name])) is not None}
@@ -107,11 +107,12 @@ def measure(
     return found
 
 
-def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None, *, everything: bool) -> dict[str, int]:
+def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None) -> dict[str, int]:
     """Return how many images each attack takes at a time."""
-    asked = any(pick(ATTACKS, name, "attack").wide for name in attacks) or everything
-    wide = batch_of(model, test) if batch_size is None and asked else batch_size or BATCH
-    return {name: wide if attack.wide else batch_size or BATCH for name, attack in ATTACKS.items()}
+    usual = batch_size or BATCH
+    asked = batch_size is None and any(pick(ATTACKS, name, "attack").wide for name in attacks)
+    wide = batch_of(model, test) if asked else usual
+    return {name: wide if attack.wide else usual for name, attack in ATTACKS.items()}
 
 
 def batch_of(model: Module, test: Split) -> int:
