@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from atcl.attacks import NORMS, ascent
 from atcl.batches import as_float
 from atcl.engines import ENGINES, Part, compiled, engine_of
 from atcl.errors import AtclError
-from atcl.forms import LIBRARY, STENCIL, TURNED, Halved
+from atcl.forms import FUSED, STENCIL, TURNED, Halved
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.objectives import Objective
@@ -185,19 +185,19 @@ def lived_in(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize("forms", [True, False])
+@pytest.mark.parametrize("compiles", [True, False])
 @pytest.mark.parametrize("build", [Odd, lambda: resnet18(4), lambda: preact_resnet18(4), lambda: SmallCNN(4, (3, 17, 19))])
-def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], forms: bool) -> None:
+def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], compiles: bool) -> None:
     torch.manual_seed(0)
     model = build()
-    twin = Twin(model, settle=True, forms=forms)
+    twin = Twin(model, settle=True, compiles=compiles)
     lived_in(model)
     twin.follow()
     x = torch.rand(2, 3, 17, 19, requires_grad=True)
     ours, theirs = twin(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
-    assert len(twin.settled) >= (2 if forms or any(isinstance(module, nn.BatchNorm2d) for module in model.modules()) else 0)
+    assert len(twin.settled) >= 2
 
 
 @pytest.mark.parametrize("size", [(6, 8), (5, 8), (6, 7)])
@@ -232,14 +232,56 @@ def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
 def test_a_twin_is_compared_with_its_model_whether_or_not_gradients_are_asked_for() -> None:
     model, x = resnet18(4), torch.rand(2, 3, 16, 16)
     with torch.no_grad():
-        assert _agrees(model, x, "fp32", settle=True, forms=False)
+        assert _agrees(model, x, "fp32", settle=True, compiles=False)
 
 
-def test_without_forms_only_normalisations_are_drawn_in() -> None:
-    twin = Twin(resnet18(4), settle=True, forms=False)
-    assert {one.form for one in twin.settled} == {LIBRARY}
+def test_without_a_compiler_kernels_of_the_library_do_as_much_as_they_can() -> None:
+    """Of the 20 convolutions of a ResNet-18 only the three of shortcuts are left without a ReLU, and no sum and no normalisation stands alone."""
+    twin = Twin(resnet18(4), settle=True, compiles=False)
+    assert {one.form for one in twin.settled} == {FUSED}
+    assert [one.relu for one in twin.settled].count(False) == 3
     assert not any(isinstance(module, nn.BatchNorm2d) for module in twin.modules())
-    assert not Twin(SmallCNN(10), settle=True, forms=False).settled  # there is none
+    assert isinstance(twin.model, fx.GraphModule)
+    left = [node.target for node in twin.model.graph.nodes if node.op != "call_module"]
+    assert left == ["x", torch.mean, "output"]
+    assert all(one.relu for one in Twin(SmallCNN(10), settle=True, compiles=False).settled)
+
+
+class Summing(nn.Module):
+    """Sums before ReLUs, written in every way, of which some must stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(8))
+        self.relu, self.last = nn.ReLU(), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two, three, four, five, six, seven, eight = self.layers
+        x = torch.relu(x + one(x))  # joined, the convolution last
+        out = two(x)
+        out += x
+        x = self.relu(out)  # joined, in place
+        left = x.clone()
+        left.add_(three(x))  # in place of what is used again
+        x = left.relu() + left
+        x = F.relu(four(x)) + four(x + 1)  # one layer, twice
+        out = five(x)
+        x = F.relu(out + x) - out  # needed once more
+        out = six(x)
+        x = (out + out).relu()  # with itself
+        x = torch.add(seven(x), x, alpha=2).relu()  # not a plain sum
+        x = self.relu(eight(x) + 1)  # with a number
+        return self.last(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_sums_are_drawn_into_convolutions_only_where_nothing_else_needs_them() -> None:
+    torch.manual_seed(0)
+    model, x = Summing().eval(), torch.rand(2, 3, 6, 6, requires_grad=True)
+    twin = Twin(model, settle=True, compiles=False)
+    assert [one.relu for one in twin.settled] == [True, True, *[False] * 6]
+    ours, theirs = twin(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)))
 
 
 def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:

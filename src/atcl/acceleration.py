@@ -50,7 +50,7 @@ class Replayed(Module):
         super().__init__()
         # in channels_last convolutions run without a detour
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.folded: Module | None = None  # what is recorded: the model with its normalisations inside convolutions
+        self.folded: Module | None = None  # what is recorded: the model with normalisations and ReLUs inside its convolutions
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
         self.tape: Tape | None = None
@@ -82,10 +82,10 @@ class Replayed(Module):
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the sizes that batches are padded to, each half as large again as the one before: a third of padding at most."""
+    """Return the sizes that batches are padded to, each larger by a quarter than the one before: a fifth of padding at most."""
     found = [min(SMALLEST, largest)]
     while found[-1] < largest:
-        found.append(min(largest, (found[-1] * 3 // 2 + 7) // 8 * 8))
+        found.append(min(largest, (found[-1] * 5 // 4 + 7) // 8 * 8))
     return found
 
 
@@ -132,7 +132,7 @@ class _Replay(torch.autograd.Function):
 
 def _folded(model: Module, x: Tensor) -> Module:
     """Return the twin of a model that has no normalisation of its own left where it can do without, else the model."""
-    twin = faithful_twin(model, "fp32", _channels_last(x[:2].detach().clone()), forms=False)
+    twin = faithful_twin(model, "fp32", _channels_last(x[:2].detach().clone()), compiles=False)
     return twin if twin.settled else model
 
 

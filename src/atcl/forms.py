@@ -32,8 +32,8 @@ class Settled(Module):
         self.register_buffer("back", _laid(self.form.back(empty)))
         self.register_buffer("bias", None if convolution.bias is None and norm is None else empty.new_zeros(len(empty)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.form.run(x, self)
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        return self.form.run(x, self) if added is None else _fused(x, self, added)
 
     def derive(self) -> None:
         """Work out weights and bias anew."""
@@ -96,6 +96,14 @@ def _library(x: Tensor, layer: Settled) -> Tensor:
     return _relu(F.conv2d(x, layer.forth, layer.bias, *layer.options), layer)
 
 
+def _fused(x: Tensor, layer: Settled, added: Tensor | None = None) -> Tensor:
+    """One kernel for the convolution, its bias, what is added to it and the ReLU behind."""
+    if not layer.relu:
+        return F.conv2d(x, layer.forth, layer.bias, *layer.options)
+    out: Tensor = _Fused.apply(x, layer.forth, layer.bias, layer.options, added)  # type: ignore[no-untyped-call]
+    return out
+
+
 def _product(x: Tensor, layer: Settled) -> Tensor:
     """One pixel at a time: a matrix product of the pixels that the stride leaves."""
     (down, right), *_ = layer.options
@@ -130,6 +138,7 @@ def _filled(weight: Tensor) -> Tensor:
 
 
 LIBRARY = Form(_library)
+FUSED = Form(_fused)  # where no compiler draws parts together
 PRODUCT = Form(_product)
 TURNED = Form(_turned, forth=_filled, back=lambda weight: _filled(weight).flip(2, 3).transpose(0, 1))
 STENCIL = Form(_stencil, forth=lambda weight: F.pad(weight.flatten(1), [0, SIXTEEN - weight[0].numel()]), back=lambda weight: weight)
@@ -160,6 +169,31 @@ class _Halved(torch.autograd.Function):
         each = torch.arange(4, dtype=torch.int8, device=slope.device).view(1, 1, 2, 1, 2, 1)
         spread = torch.where(which[:, :, None, :, None] == each, slope[:, :, None, :, None], 0)  # (n, H, 2, W, 2, channels)
         return spread.reshape(n, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, forth: Tensor, bias: Tensor | None, options: Any, added: Tensor | None) -> Tensor:
+        if not x.is_cuda:
+            out = F.conv2d(x, forth, bias, *options)
+            return F.relu(out if added is None else out + added)
+        if added is None:
+            return torch.cudnn_convolution_relu(x, forth, bias, *options)
+        return torch.cudnn_convolution_add_relu(x, forth, added, 1.0, bias, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, forth, _, ctx.options, added = inputs
+        ctx.save_for_backward(x, forth, output)
+        ctx.adds = added is not None
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (x, forth, output), (stride, padding, dilation, groups) = ctx.saved_tensors, ctx.options
+        slope = torch.ops.aten.threshold_backward(upstream[0], output, 0)
+        only = [True, False, False]  # the gradient of x, of no weight and no bias
+        gradient, _, _ = torch.ops.aten.convolution_backward(slope, x, forth, None, stride, padding, dilation, False, [0, 0], groups, only)
+        return gradient, None, None, None, slope if ctx.adds else None
 
 
 class _Turned(torch.autograd.Function):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atcl import observing
 from atcl.errors import AtclError
 from atcl.experiments import MEASURED, Experiment
 from atcl.files import read_json, write_json, write_whole
@@ -101,7 +102,9 @@ def jobs_of(
 def store(run: Run, path: Path) -> None:
     """Put a finished run into the ledger: its epochs first, since the result says that all is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path.with_name("journal.jsonl"), (run.folder / "journal.jsonl").read_bytes())
+    for name in ("journal.jsonl", observing.FILE):  # the second only where someone looked on
+        if (run.folder / name).exists():
+            write_whole(path.with_name(name), (run.folder / name).read_bytes())
     write_json(path, {**run.result, "published": card(run.recipe)})
 
 

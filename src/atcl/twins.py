@@ -1,6 +1,7 @@
 """The frozen copy of a model that attacks look at: in the attack's precision, and in the form that runs fastest on a GPU."""
 
 import copy
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import Module
+from torch.nn import functional as F
 
-from atcl.forms import LIBRARY, Halved, Settled, form_of, halves
+from atcl.forms import FUSED, LIBRARY, Halved, Settled, form_of, halves
 from atcl.precisions import Kind, multiplying
 from atcl.seeds import forked_rng
 
@@ -17,7 +19,7 @@ from atcl.seeds import forked_rng
 class Twin(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False, forms: bool = True) -> None:
+    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False, compiles: bool = True) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.kind = kind
@@ -26,8 +28,10 @@ class Twin(Module):
             _lower(self.model)
         self.settled: list[Settled] = []
         if settle:
-            # without `forms` convolutions stay the library's: the other forms pay where a compiler draws their parts together
-            self.settled = _settle(self.model, model, self.dtype, forms)
+            # some forms pay only where a compiler draws their parts together; without one, kernels that do more at once
+            self.settled = _settle(self.model, model, self.dtype, compiles)
+            if not compiles:
+                self.model = _joined(self.model)
         self.pairs = _by_type(self.model, model)
         self.follow()
 
@@ -43,15 +47,15 @@ class Twin(Module):
             convolution.derive()
 
 
-def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print, *, forms: bool = True) -> Twin:
-    """Return the fastest twin that says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
+def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print, *, compiles: bool = True) -> Twin:
+    """Return the twin that is fastest, compiled or not, and says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
     if not x.is_cuda and kind != "bf16":
         return Twin(model, kind)
-    settle = _agrees(model, x, "fp32", settle=True, forms=forms)
-    if kind == "bf16" and not _agrees(model, x, "bf16", settle=settle, forms=forms):
+    settle = _agrees(model, x, "fp32", settle=True, compiles=compiles)
+    if kind == "bf16" and not _agrees(model, x, "bf16", settle=settle, compiles=compiles):
         say("the model does not compute in bf16: the attack looks at it in fp32")
         kind = "fp32"
-    return Twin(model, kind, settle=settle, forms=forms)
+    return Twin(model, kind, settle=settle, compiles=compiles)
 
 
 def takes_channels_last(model: Module, x: Tensor) -> bool:
@@ -66,7 +70,7 @@ def takes_channels_last(model: Module, x: Tensor) -> bool:
     return True
 
 
-def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, forms: bool = True) -> bool:
+def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, compiles: bool = True) -> bool:
     """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
     with forked_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -82,7 +86,7 @@ def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, forms: bool =
         for settled in (False, True):
             at = x.detach().clone().requires_grad_()
             try:
-                logits: Tensor = Twin(probe, kind, settle=settle, forms=forms)(at) if settled else probe(at)
+                logits: Tensor = Twin(probe, kind, settle=settle, compiles=compiles)(at) if settled else probe(at)
                 (gradient,) = torch.autograd.grad((logits * torch.linspace(-1, 1, logits.shape[1], device=x.device)).sum(), at)
             except (RuntimeError, AttributeError, TypeError):
                 return False
@@ -118,13 +122,13 @@ def _lower(model: Module) -> None:
                     tensor.data = tensor.data.bfloat16()
 
 
-def _settle(ours: Module, theirs: Module, dtype: torch.dtype, forms: bool) -> list[Settled]:
-    """Put a `Settled` in the place of each convolution that has a normalisation behind it or, of `forms`, a faster one, and `Halved` for poolings."""
+def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) -> list[Settled]:
+    """Put a `Settled` in the place of each convolution that has a normalisation behind it or a faster form, and `Halved` for poolings."""
     behind, found = _behind(ours), []
     names = Counter(module for _, module in ours.named_modules(remove_duplicate=False))
     for name, module in list(ours.named_modules()):
         follower = behind.get(name)
-        if forms and type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
+        if compiles and type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
             ours.set_submodule(name, nn.Identity())
             ours.set_submodule(follower, Halved())
     for name, module in list(ours.named_modules()):
@@ -133,7 +137,7 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype, forms: bool) -> li
         norm = _next(ours, behind, name, nn.BatchNorm2d)
         norm = norm if norm and ours.get_submodule(norm).running_var is not None else None
         relu = _next(ours, behind, norm or name, nn.ReLU)
-        form = form_of(module) if forms else LIBRARY
+        form = form_of(module) if compiles else LIBRARY if isinstance(module.padding, str) else FUSED
         if norm is None and form is LIBRARY:
             continue
         source: Any = theirs.get_submodule(norm) if norm else None
@@ -143,6 +147,59 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype, forms: bool) -> li
             if part is not None:
                 ours.set_submodule(part, nn.Identity())
     return found
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Settled) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _joined(model: Module) -> Module:
+    """Return a settled model whose fused convolutions take in the ReLU behind them, and a sum in between, however its code writes them."""
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:  # as in `_behind`
+        return model
+    for node in [node for node in graph.nodes if node.op == "call_module" and node.args and type(model.get_submodule(node.target)) is nn.Identity]:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+
+    def fused(node: Any) -> Settled | None:
+        """Return the fused convolution, called once, that gives what one other node alone takes."""
+        if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1 or len(node.users) > 1 or not node.args:
+            return None
+        module = model.get_submodule(str(node.target))
+        return module if isinstance(module, Settled) and module.form is FUSED and not module.relu else None
+
+    for relu in [node for node in graph.nodes if node.args and _is_relu(model, node)]:
+        taken = relu.args[0]
+        for convolution, *added in ((taken,), *_summands(taken)):
+            layer = fused(convolution)
+            if layer is not None:
+                layer.relu = True
+                with graph.inserting_before(relu):
+                    relu.replace_all_uses_with(graph.call_module(convolution.target, (convolution.args[0], *added)))
+                for done in dict.fromkeys((relu, taken, convolution)):  # each the only one to take the next
+                    graph.erase_node(done)
+                break
+    return fx.GraphModule(model, graph)
+
+
+def _is_relu(model: Module, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return type(model.get_submodule(str(node.target))) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in (F.relu, torch.relu, "relu", "relu_")
+
+
+def _summands(node: Any) -> list[tuple[Any, Any]]:
+    """Return the two parts of a sum that one other node alone takes, each part first where it may be: what is added to in place stays first."""
+    plain, in_place = (operator.add, torch.add, "add"), (operator.iadd, "add_")
+    if not isinstance(node, fx.Node) or len(node.users) > 1 or node.target not in plain + in_place or node.kwargs or len(node.args) != 2:
+        return []
+    first, second = node.args
+    both = isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second
+    return [] if not both else [(first, second)] if node.target in in_place else [(first, second), (second, first)]
 
 
 def _next(model: Module, behind: dict[str, str], name: str, kind: type[Module]) -> str | None:

@@ -22,7 +22,7 @@ from atcl.training import Learner, Stage, fit
 from atcl.twins import Twin, tensors_of
 from atcl.verdicts import glance
 from tests import tiny
-from tests.test_engines import KINDS, hold_parts, said
+from tests.test_engines import KINDS, Odd, Summing, hold_parts, lived_in, said
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,6 +61,19 @@ def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str
         return run(net, x, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), 0.3, 0.01, NORMS["linf"])
 
     assert (stepped(twin, said(ascent)) == stepped(model, ascent)).float().mean() >= 0.98  # the sign amplifies rounding
+
+
+@pytest.mark.parametrize("build", [lambda: MODELS["resnet18"](10, (3, 17, 19)), lambda: MODELS["small_cnn"](10, (3, 17, 19)), Summing, Odd])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    model = lived_in(build()).to(CUDA)
+    twin = Twin(model, settle=True, compiles=False)
+    assert any(one.relu for one in twin.settled)
+    x = torch.rand(8, 3, 17, 19, device=CUDA).contiguous(memory_format=layout).requires_grad_()
+    ours, theirs = twin(x), model(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-2, atol=1e-3)
 
 
 def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
