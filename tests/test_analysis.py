@@ -81,6 +81,46 @@ def test_the_variance_is_that_of_a_slow_loop_over_single_images(name: str) -> No
     assert 0 < fast.trace < 1
 
 
+class Dropping(nn.Module):
+    """Two dropouts, one of them called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(36, 6), nn.Linear(6, 6), nn.Linear(6, tiny.CLASSES)
+        self.many, self.few = nn.Dropout(0.5), nn.Dropout(1 / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.many(torch.tanh(self.first(x.flatten(1))))
+        return self.last(self.many(self.few(torch.tanh(self.second(hidden)))))  # type: ignore[no-any-return]
+
+
+def test_dropouts_drop_by_masks_of_ones_own_where_a_generator_is_given() -> None:
+    torch.manual_seed(0)
+    model, (x, adv, targets) = Dropping().eval(), batch(32)
+    first, _ = first_and_last(model)
+    plain = image_gradients(model, MinMax(), x, adv, targets, first)
+    state = torch.get_rng_state()
+    dropped = image_gradients(model, MinMax(), x, adv, targets, first, torch.Generator().manual_seed(1))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(layer._forward_hooks for layer in model.modules())
+    assert not torch.allclose(plain, dropped)
+
+    rng = torch.Generator().manual_seed(1)
+    one, two, three = ((torch.rand(32, 6, generator=rng) >= p) / (1 - p) for p in (0.5, 1 / 3, 0.5))
+    hidden = torch.tanh(model.first(adv.flatten(1))) * one
+    logits = model.last(torch.tanh(model.second(hidden)) * two * three)
+    loss, _ = MinMax().descend(lambda images: logits, x, adv, targets)  # type: ignore[arg-type]
+    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in first])])
+    torch.testing.assert_close(dropped.sum(0), expected, atol=1e-6, rtol=1e-4)
+
+
+def test_without_dropout_a_generator_changes_nothing() -> None:
+    model, (x, adv, targets) = MODELS["mlp"](tiny.CLASSES, tiny.SHAPE).eval(), batch()
+    first, _ = first_and_last(model)
+    both = [image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())]
+    assert torch.equal(*both)
+
+
 def test_the_model_is_left_as_it_was_found() -> None:
     model, (x, adv, targets) = net().train(), batch()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -35,7 +35,7 @@ from atcl.journal import Record, append, read
 from atcl.ledger import Job
 from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews, working
 from atcl.places.crews import RETRIES, spread, travelling
-from atcl.places.on_local import PACK, SideBySide, fill_packed, packed
+from atcl.places.on_local import PACK, SideBySide, packed, train_packed
 from atcl.places.on_ray import fitting
 from atcl.places.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken
 from atcl.reproducing import Reproduce, fill, planned
@@ -72,21 +72,17 @@ def opened(name: str, tmp_path: Path) -> Iterator[Crew]:
 
 def holder(folder: Path) -> int | None:
     """Return the process that writes to a folder."""
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == str(folder / ".lock"):
-                return int(link.parts[2])
-        except OSError:
-            continue
-    return None
+    lock = folder / ".lock"
+    words = lock.read_text().split() if lock.exists() else []
+    return int(words[0]) if words else None
 
 
 def struck(one: Job, number: signal.Signals, cut: list[int]) -> None:
     """Send a signal to the worker of a run once it has trained for some epochs."""
     pid, end = None, time.monotonic() + 120
     while time.monotonic() < end:
-        if pid is None:  # found before there is an epoch, as the search takes longer than one
-            pid = holder(one.folder) if one.folder.exists() else None
+        if pid is None:
+            pid = holder(one.folder)
         elif len(read(one.folder / "journal.jsonl")) > 2:
             os.kill(pid, number)
             cut.append(len(read(one.folder / "journal.jsonl")))
@@ -130,11 +126,13 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
 def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_process(alone: dict[int, Job], tmp_path: Path) -> None:
     jobs, said = [job(tmp_path, seed, LONG) for seed in alone], io.StringIO()
     assert packed(jobs) == [jobs]
-    fill_packed(jobs, Console(file=said, width=400), measuring=2, threads=1)
+    train_packed(jobs, Console(file=said, width=400))
+    assert packed(jobs) == []
+    with opened("local", tmp_path) as crew:
+        fill(jobs, Console(file=said, width=400), crew)
     for one in jobs:
         assert told(one) == told(alone[one.seed])
         assert read_json(one.path)["engine"]["together"] == len(jobs)
-    assert packed(jobs) == []
 
 
 def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ the forward pass, and the gradient of the input, are recorded once and replayed;
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from atcl.seeds import forked_rng
 from atcl.twins import faithful_twin
 
 SMALLEST = 32
+OFTEN = 100  # calls of a size after which a recording of its own pays; until then a larger one serves
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Replayed(Module):
         self.folded: Module | None = None  # what is recorded: the model with normalisations and ReLUs inside its convolutions
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
+        self.asked: Counter[tuple[int, ...]] = Counter()
         self.tape: Tape | None = None
         self.faithful = True  # whether recordings answer as the model does
 
@@ -71,6 +74,10 @@ class Replayed(Module):
     def _recording(self, x: Tensor) -> Recording | None:
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.recordings:
+            self.asked[key] += 1
+            larger = min((other for other in self.recordings if other > key and other[1:] == key[1:]), default=None)
+            if larger and self.asked[key] < OFTEN:
+                return self.recordings[larger]
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
                 self.tape = self.tape or Tape(torch.cuda.Stream(x.device))
                 self.folded = self.folded or _folded(self.model, x)

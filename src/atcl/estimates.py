@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atcl.cells import Grid
+from atcl.experiments import Experiment
 from atcl.files import read_json
-from atcl.ledger import Job
+from atcl.ledger import Job, entries
+from atcl.paper import asked
 from atcl.recipes import KINDS, Recipe
 from atcl.settings import from_data
 
@@ -43,6 +46,23 @@ def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]
     parts = {"training": _training(wanted, alike)} if job.new else {}
     parts |= {name: _mean([one["metrics"][name]["seconds"] for one, _ in alike if name in one["metrics"]]) for name in job.attacks}
     return sum(part for part in parts.values() if part is not None), [name for name, part in parts.items() if part is None]
+
+
+def spent(experiment: Experiment, results: Path) -> list[Grid]:
+    """Return what the runs of each dataset took on a GPU: training, attacks, memory; one that trained with others counts its share."""
+    rows, data = [], []
+    for dataset in experiment.datasets:
+        found = [entry.result for _, row in experiment.rows for entry in entries(experiment, results, asked(f"{dataset}/{row}"))]
+        strong = [one for one in found if "peak_gpu_bytes" in one["engine"]]
+        if strong:
+            attacks = [one["seconds"] for told in strong for name, one in told["metrics"].items() if name != "worst"]  # which is no attack of its own
+            memory = max(told["engine"]["peak_gpu_bytes"] / told["engine"]["together"] for told in strong)
+            data.append({"dataset": dataset, "runs": len(strong), "training": sum(map(_share, strong)), "attacks": sum(attacks), "memory": memory})
+    whole: dict[str, Any] = {name: sum(one[name] for one in data) for name in ("runs", "training", "attacks")}
+    for one in [*data, {"dataset": "all", **whole, "memory": max(one["memory"] for one in data)}] if data else ():
+        minutes = [one[name] / 60 for name in ("training", "attacks")]
+        rows.append((one["dataset"], str(one["runs"]), *(f"{each:.1f}" for each in (*minutes, sum(minutes))), f"{one['memory'] / 2**30:.2f}"))
+    return [Grid("times", ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory of a run, GiB"), tuple(rows), tuple(data))]
 
 
 def _share(told: dict[str, Any]) -> float:

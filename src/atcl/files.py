@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,11 +74,15 @@ def sole_writer(folder: Path) -> Iterator[None]:
     """Make the folder and hold it against a second process; the hold ends with the process, however that ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "w") as lock:
+        with open(folder / ".lock", "a+") as lock:
             try:
                 _hold(lock)
             except BlockingIOError:
-                raise Held(f"another process is writing to {folder}: wait for it, or choose another folder") from None
+                lock.seek(0)
+                raise Held(f"another process ({lock.read().strip()}) is writing to {folder}: wait for it, or choose another folder") from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
             yield
     except BrokenPipeError:  # of the terminal, not of the folder
         raise

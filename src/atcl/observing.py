@@ -63,7 +63,7 @@ class Observation:
 
 
 def gradients(sight: Sight) -> Values:
-    """Variance of the gradient directions of a batch at the first layer; norms of the stochastic gradients of the epoch's steps."""
+    """Variance of the gradient directions of a batch at the first layer, as a step would see them; norms of the gradients of the epoch's steps."""
     rng = sight.rng("gradients", sight.phase.epoch)
     index = torch.randperm(len(sight.data), generator=rng, device=rng.device)[:IMAGES]
     batch = sight.data.batch(index, sight.stage.augmentation, rng)
@@ -75,12 +75,13 @@ def gradients(sight: Sight) -> Values:
             steps=budget.steps, norm=budget.norm, start=budget.start, rng=rng,
         )  # fmt: skip
     first, last = first_and_last(sight.model)
-    parts = image_gradients(sight.model, objective, batch.x, adv, targets, first)
+    # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
+    parts = image_gradients(sight.model, objective, batch.x, adv, targets, first, rng)
     variance = direction_variance(parts)
     if sight.norms:
         first_norm, last_norm = sight.norms
     else:  # no steps to look at, as on a checkpoint: the gradient of this batch
-        both = (parts, image_gradients(sight.model, objective, batch.x, adv, targets, last))
+        both = (parts, image_gradients(sight.model, objective, batch.x, adv, targets, last, rng))
         first_norm, last_norm = (float(one.sum(0).norm()) for one in both)
     return {
         "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,

@@ -9,6 +9,7 @@ from typing import Any
 from atcl.cells import EMPTY, Cell, Column, Grid, margin, said
 from atcl.claims import claimed
 from atcl.errors import AtclError, pick
+from atcl.estimates import spent
 from atcl.experiments import EXPERIMENTS, HEADINGS, MEASURED, Experiment, narrowed, published_at
 from atcl.journal import Record
 from atcl.ledger import Entry, entries
@@ -61,7 +62,7 @@ def rules(experiment: Experiment, results: Path) -> list[Grid]:
     return tables
 
 
-LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules, "claims": claimed}
+LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules, "claims": claimed, "times": spent}
 
 
 def grids(experiment: Experiment, results: Path) -> list[Grid]:

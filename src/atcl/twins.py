@@ -91,7 +91,7 @@ def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, compiles: boo
             except (RuntimeError, AttributeError, TypeError):
                 return False
             answers.append((logits.detach(), gradient))
-    within = 0.25 if kind == "bf16" else 0.01
+    within = 0.5 if kind == "bf16" else 0.01  # gradients in bf16 lie 0.1 to 0.3 apart, wrong ones 1 and more
     return all(bool((theirs - ours).norm() <= within * theirs.norm() + 1e-6) for theirs, ours in zip(*answers, strict=True))
 
 

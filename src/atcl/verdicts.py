@@ -122,7 +122,7 @@ def batch_of(model: Module, test: Split) -> int:
         return BATCH
     x = as_float(test.x[:1].to(device))
     each = activation_bytes(model, x)
-    if each < 4 * x.nbytes:  # its layers are hidden from us
+    if each < x.nbytes:  # its layers are hidden from us
         return BATCH
     return max(BATCH, min(WIDEST, ROOM // each // BATCH * BATCH))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atcl import acceleration
 from atcl.acceleration import Replayed, replayed, sizes
 from atcl.models import MODELS
 from atcl.truth import Split, Truth
@@ -33,7 +34,8 @@ def gradient(net: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "preact_resnet18", "mlp"])
-def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> None:
+def test_logits_and_gradients_are_the_models_own_for_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 1)
     net = model(name)
     quick = Replayed(net, 100)
     for n in (100, 1, 33, 99, 48, 49, 100, 7, 101):  # the last is too many, and goes the plain way
@@ -43,7 +45,18 @@ def test_logits_and_gradients_are_the_models_own_for_every_size(name: str) -> No
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-2  # a unit that another kernel rounds across zero turns its part on or off
         with torch.no_grad():
             torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
-    assert len(quick.recordings) == len(sizes(100))
+    assert {size for size, *_ in quick.recordings} == {32, 40, 56, 100} < {*sizes(100)}
+
+
+def test_a_size_that_is_seldom_asked_for_is_served_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 3)
+    net = model()
+    quick, kept = Replayed(net, 100), []
+    for n in (70, 33, 20, 100, 33, 33, 33):
+        x = torch.rand(n, 1, 28, 28, device="cuda")
+        torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
+        kept.append(sorted(size for size, *_ in quick.recordings))
+    assert kept == [[72], [72], [72], [72, 100], [72, 100], [40, 72, 100], [40, 72, 100]]
 
 
 def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
@@ -65,7 +78,7 @@ def test_autoattack_takes_as_many_images_at_a_time_as_there_is_room_for() -> Non
 def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch(others: int) -> None:
     net = model()
     quick = Replayed(net, 64)
-    one, two = (torch.rand(rows, 1, 28, 28, device="cuda").requires_grad_() for rows in (40, others))  # of another size: another recording
+    one, two = (torch.rand(rows, 1, 28, 28, device="cuda").requires_grad_() for rows in (40, others))
     late = quick(one)
     between = quick(two)
     for _ in range(2):

@@ -1,10 +1,11 @@
 """Gradients of the weights: how far the images of a batch agree, and how much of them reaches the first layer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn import Module
 
@@ -31,14 +32,16 @@ def first_and_last(model: Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return owning[0], owning[-1]
 
 
-def image_gradients(model: Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: Sequence[str]) -> Tensor:
+def image_gradients(
+    model: Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: Sequence[str], rng: Generator | None = None
+) -> Tensor:
     """Return (n, P): the part of each image in the gradient of the batch's loss with respect to the named parameters.
 
     The parts add up to that gradient, whatever the loss. Where it is a mean over images, each is an image's own gradient over n.
-    The model is looked at in eval mode: batch statistics would mix the images.
+    The model is looked at in eval mode: batch statistics would mix the images. With a generator, its dropouts drop as they do in training.
     """
     with evaluating(model):
-        seen = _Seen(model, names)
+        seen = _Seen(model, names, rng)
         with torch.enable_grad():
             loss, _ = objective.descend(seen, x, adv, targets)
         pulls = torch.autograd.grad(loss, seen.logits)
@@ -69,15 +72,18 @@ def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequenc
 class _Seen(Module):
     """A model whose answers are cut off from the weights, and which keeps, for each call, the way back to them, image by image."""
 
-    def __init__(self, model: Module, names: Sequence[str]) -> None:
+    def __init__(self, model: Module, names: Sequence[str], rng: Generator | None) -> None:
         super().__init__()
+        self.model, self.rng = (model,), rng  # in a tuple: looked at, not owned
         state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         self.chosen = {name: state[name] for name in names}
         self.logits: list[Tensor] = []
         self.backs: list[Callable[[Tensor], tuple[dict[str, Tensor]]]] = []
 
-        def answer(chosen: dict[str, Tensor], image: Tensor) -> Tensor:
-            logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
+        def answer(chosen: dict[str, Tensor], image: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
+            left = iter(masks)
+            with _dropping(model if masks else nn.Identity(), lambda layer, inputs, output: output * next(left)[None]):
+                logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
             return logits[0]
 
         self.answer = answer
@@ -85,9 +91,33 @@ class _Seen(Module):
     def forward(self, images: Tensor) -> Tensor:
         own = {name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()}  # weights of its own for each image
         try:
-            found = vjp(lambda chosen: vmap(self.answer)(chosen, images), own)
+            masks = () if self.rng is None else _masks(*self.model, images, self.rng)
+            found = vjp(lambda chosen: vmap(self.answer)(chosen, images, masks), own)
         except RuntimeError as error:
             raise AtclError(f"torch.func cannot vectorise this model: {str(error).splitlines()[0]}") from None
         self.logits.append(found[0].detach().requires_grad_())
         self.backs.append(found[1])
         return self.logits[-1]
+
+
+def _masks(model: Module, images: Tensor, rng: Generator) -> tuple[Tensor, ...]:
+    """Return what each call of a dropout multiplies the values of each image with, in the order of the calls."""
+    masks: list[Tensor] = []
+
+    def draw(layer: nn.Dropout, inputs: object, output: Tensor) -> None:
+        kept = torch.rand(output.shape, generator=rng, device=output.device) >= layer.p
+        masks.append(kept / max(1 - layer.p, 1e-6))
+
+    with _dropping(model, draw), torch.no_grad():
+        model(images)
+    return tuple(masks)
+
+
+@contextmanager
+def _dropping(model: Module, hook: Callable[[nn.Dropout, object, Tensor], Tensor | None]) -> Iterator[None]:
+    """Let a hook see what the dropouts of a model in eval mode, which drop nothing, give."""
+    with ExitStack() as stack:
+        for layer in model.modules():
+            if type(layer) is nn.Dropout:
+                stack.callback(layer.register_forward_hook(hook).remove)
+        yield

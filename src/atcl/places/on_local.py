@@ -26,7 +26,6 @@ from atcl.running import Order, Way, train_all
 from atcl.stages import Watcher
 
 PACK = 4  # models that train together on one GPU
-MEASURING = 4  # runs that are measured side by side on one GPU
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,11 @@ class Local:
         packs = strong and not terms.workers
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
-            if packs and len(jobs) > 1:
-                measuring = min(MEASURING, max(1, cores // 2))
-                with _threads(terms.threads or torch.get_num_threads()):
-                    fill_packed(jobs, console, measuring, terms.threads or max(1, cores // measuring))
-                return
             if workers == 1 or len(jobs) < 2:
                 with _threads(terms.threads or torch.get_num_threads()):
+                    if packs and len(jobs) > 1:
+                        train_packed(jobs, console)
+                    # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
                     spread(jobs, OneByOne(console, len(jobs)), Together(console, jobs))
                 return
             threads = terms.threads or max(1, min(torch.get_num_threads(), cores // workers))
@@ -58,8 +55,8 @@ class Local:
         yield Crew(terms.device, strong, hardware(target)["device"], workers, fill)
 
 
-def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: int) -> None:
-    """Carry jobs out on one GPU: a few runs train together, then all are measured side by side, since attacks wait for the host."""
+def train_packed(jobs: Sequence[Job], console: Console) -> None:
+    """Train the runs of jobs on one GPU, a few together."""
     packs = deque(packed(jobs))
     while packs:
         pack = packs.popleft()
@@ -75,8 +72,6 @@ def fill_packed(jobs: Sequence[Job], console: Console, measuring: int, threads: 
         except AtclError as error:  # each run is tried again alone, which tells what is to be told
             console.print(str(error), style="yellow", highlight=False, markup=False, soft_wrap=True)
         free_memory()
-    with Together(console, jobs) as bar:
-        spread(jobs, SideBySide(measuring, threads), bar)
 
 
 def packed(jobs: Sequence[Job]) -> list[list[Job]]:
