@@ -23,6 +23,8 @@ results: $(VENV)/installed  ## run what the tables of digits lack in results/, r
 	$(ONE) $(BIN)/atcl reproduce table1 --no-fill --write docs/results.md
 	$(ONE) $(BIN)/atcl reproduce table1 --no-fill --write docs/methods.md
 	$(ONE) $(BIN)/atcl reproduce digits --no-fill --write docs/index.md
+	$(ONE) $(BIN)/atcl reproduce claims --write docs/reproduction.md
+	$(ONE) $(BIN)/atcl reproduce times --write docs/performance.md
 
 docs: $(VENV)/installed-docs  ## build the documentation into site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

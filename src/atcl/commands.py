@@ -119,7 +119,7 @@ class Evaluate:
     seed: int = 0
     """of the attacks' random starts"""
     batch_size: int | None = None
-    """images at a time; by default 500, and for AutoAttack on a GPU up to 2500, by the size of the model"""
+    """images at a time; by default 500, and for AutoAttack on a GPU up to 10,000, by the size of the model and of the GPU"""
     device: str = "auto"
     data_dir: Path | None = None
     images: Path | None = None

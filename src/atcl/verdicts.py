@@ -23,7 +23,7 @@ from atcl.truth import Split, Truth
 
 WORST = "worst"  # the pointwise worst case over everything run
 BATCH = 500  # images at a time
-WIDEST, ROOM = 2500, 5 * 2**28  # images at a time of an attack that keeps the host busy, at most, and bytes that their activations may take
+WIDEST, ROOM = 10_000, 1 / 20  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
 
 Judge = Callable[..., Tensor]  # images, labels, start -> (2,): how many are naturally right, and how many of them under attack too
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
@@ -116,7 +116,7 @@ def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int
 
 
 def batch_of(model: Module, test: Split) -> int:
-    """Return how many images AutoAttack takes at a time: on a GPU up to 2500, as many as keep the activations of the model's layers small."""
+    """Return how many images AutoAttack takes at a time: on a GPU up to 10,000, as many as keep the activations of the model's layers small."""
     device = device_of(model, test.x.device)
     if device.type != "cuda":
         return BATCH
@@ -124,7 +124,8 @@ def batch_of(model: Module, test: Split) -> int:
     each = activation_bytes(model, x)
     if each < x.nbytes:  # its layers are hidden from us
         return BATCH
-    return max(BATCH, min(WIDEST, ROOM // each // BATCH * BATCH))
+    room = int(ROOM * torch.cuda.get_device_properties(device).total_memory)
+    return max(BATCH, min(WIDEST, room // each // BATCH * BATCH))
 
 
 def glance(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from atcl import acceleration
-from atcl.acceleration import Replayed, replayed, sizes
+from atcl.acceleration import Replayed, activation_bytes, replayed, sizes
 from atcl.models import MODELS
 from atcl.truth import Split, Truth
 from atcl.verdicts import batch_of, evaluate
@@ -71,7 +71,11 @@ def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
 
 def test_autoattack_takes_as_many_images_at_a_time_as_there_is_room_for() -> None:
     test = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), Truth(torch.zeros(2, dtype=torch.long), 10))
-    assert {name: batch_of(model(name), test) for name in ("mlp", "small_cnn", "resnet18")} == {"mlp": 2500, "small_cnn": 2500, "resnet18": 500}
+    few, more, many = (batch_of(model(name), test) for name in ("resnet18", "small_cnn", "mlp"))
+    assert 500 <= few <= more <= many == 10_000
+    assert not any(size % 500 for size in (few, more, many))
+    each = activation_bytes(model("resnet18"), torch.zeros(1, 1, 28, 28, device="cuda"))
+    assert few in (500, int(torch.cuda.get_device_properties(0).total_memory / 20 / each) // 500 * 500)
 
 
 @pytest.mark.parametrize("others", [40, 64, 10])
