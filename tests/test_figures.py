@@ -229,3 +229,12 @@ def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: P
 def test_a_file_is_no_folder_for_figures(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert main(["figure", "warmup", "--out", str(tmp_path / "file")]) == 1
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "docs" / "images").glob("*.csv")), ids=lambda path: path.stem)
+def test_figures_in_the_pages_are_drawn_from_the_ledger(path: Path, tmp_path: Path) -> None:
+    """The data are compared: how a picture is compressed may change with a library."""
+    assert path.with_suffix(".png").exists()
+    runs = recorded_in(tmp_path / "none", path.parents[2] / "results", pytest.fail)
+    make(path.stem, FIGURES[path.stem], PAPER_SETTING, runs, tmp_path)
+    assert (tmp_path / path.name).read_text() == path.read_text(), f"stale: atcl figure {path.stem} --out docs/images"

@@ -190,6 +190,8 @@ def _draw_panel(one: Drawn, ax: "Axes") -> None:
             ax.plot(list(single), list(single.values()), color=look.colour, linewidth=0.6, alpha=0.6)
     if panel.log and any(value > 0 for _, mean in one.curves if mean for value in mean.means):
         ax.set_yscale("log", nonpositive="mask")
+    elif panel.least is not None and _shows(one):
+        ax.set_ylim(0, max(panel.least, ax.get_ylim()[1]))
     ax.set_title(textwrap.fill(panel.title, 38), fontsize=9)
     ax.set_xlabel("epoch", fontsize=8)
     ax.set_ylabel(panel.y, fontsize=8)

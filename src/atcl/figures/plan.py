@@ -80,8 +80,8 @@ class Curve:
         """Return what a run must observe to have this number for all epochs."""
         head = self.key.partition(".")[0].partition("_")[0]
         if head == "test":
-            chosen = recipe.rule(0) if len(recipe.stages) == 1 else None
-            return set() if chosen and chosen.key == self.key else {"test"}
+            rules = [recipe.rule(number) for number in range(len(recipe.stages))]
+            return set() if all(rule and rule.on == "test" for rule in rules) else {"test"}  # a rule that looks at the test set looks at all of it
         return {"gradient": {"gradients"}, "attack": {"attacks"}, "instance": {"attacks"}}.get(head, set())
 
 
@@ -96,6 +96,7 @@ class Panel:
     log: bool = False
     singles: bool = False  # also draw each seed
     seeds: int | None = None  # how many seeds are asked for; by default all
+    least: float | None = None  # where the axis begins at zero, how far it reaches at least
 
 
 @dataclass(frozen=True)
