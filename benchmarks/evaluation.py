@@ -109,6 +109,9 @@ def main(options: Options) -> None:
             "verdicts_that_differ": int((right != verdicts["ours"]).sum()),
         } for name, right in verdicts.items()
     }  # fmt: skip
+    plains = list(calls)
+    # what the size of the batches alone changes, through the random numbers drawn for each
+    told["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
     if options.whole:
         began = time.perf_counter()
         whole = measure(model, test, threat, ["pgd20", "cw30"], batch_size=options.batch_size)
