@@ -114,6 +114,26 @@ def test_dropouts_drop_by_masks_of_ones_own_where_a_generator_is_given() -> None
     torch.testing.assert_close(dropped.sum(0), expected, atol=1e-6, rtol=1e-4)
 
 
+class Sequence(nn.Module):
+    """A dropout whose rows are not images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(24, tiny.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 2)  # (n * 6, 6)
+        return self.last(self.drop(torch.tanh(self.first(rows))).view(len(x), -1))  # type: ignore[no-any-return]
+
+
+def test_a_dropout_that_sees_something_else_than_images_drops_nothing() -> None:
+    torch.manual_seed(0)
+    model, (x, adv, targets) = Sequence().eval(), batch()
+    first, _ = first_and_last(model)
+    both = [image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())]
+    assert torch.equal(*both)
+
+
 def test_without_dropout_a_generator_changes_nothing() -> None:
     model, (x, adv, targets) = MODELS["mlp"](tiny.CLASSES, tiny.SHAPE).eval(), batch()
     first, _ = first_and_last(model)

@@ -274,6 +274,60 @@ class Summing(nn.Module):
         return self.last(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class Constant(nn.Module):
+    """Tensors that are neither parameters nor buffers, which tracing makes buffers of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.layer, self.last = torch.full((1, 3, 1, 1), 0.3), nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.layer((x - self.mean) * torch.tensor(2.0)))
+        return self.last(out.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Optional(nn.Module):
+    """A branch that tracing takes, and no call does; without it the normalisation can still be folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x if mask is None else x * mask
+        return self.last(F.relu(self.norm(self.layer(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Wide(nn.Module):
+    """Sums with what has another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.shift, self.last = nn.Parameter(torch.ones(1, 3, 1, 1)), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(x) + self.shift)
+        x = F.relu(self.two(x) + x.mean((2, 3), keepdim=True))
+        x = F.relu(self.three(x.mean((2, 3), keepdim=True)) + x)  # the convolution is the smaller
+        return self.last(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("build", "joins"), [(Constant, True), (Optional, False), (Wide, True)])
+def test_a_model_that_tracing_changes_is_still_asked_in_its_own_way(
+    build: Callable[[], nn.Module], joins: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model, x = build().eval(), torch.rand(2, 3, 6, 6, requires_grad=True)
+    assert _agrees(model, x, "fp32", settle=True, compiles=False, joins=True) == joins
+    assert _agrees(model, x, "fp32", settle=True, compiles=False, joins=False)
+    assert capsys.readouterr().err == ""
+    twin = Twin(model, settle=True, compiles=False, joins=joins)
+    ours, theirs = twin(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)))
+
+
 def test_sums_are_drawn_into_convolutions_only_where_nothing_else_needs_them() -> None:
     torch.manual_seed(0)
     model, x = Summing().eval(), torch.rand(2, 3, 6, 6, requires_grad=True)

@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import jsonschema
 import pytest
+import torch
 from rich.console import Console
 
 from atcl.cli import main
@@ -33,9 +34,9 @@ from atcl.errors import AtclError
 from atcl.files import is_held, read_json, sole_writer, write_json
 from atcl.journal import Record, append, read
 from atcl.ledger import Job
-from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews, working
+from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews, on_local, working
 from atcl.places.crews import RETRIES, spread, travelling
-from atcl.places.on_local import PACK, SideBySide, packed, train_packed
+from atcl.places.on_local import PACK, OneByOne, SideBySide, packed, train_packed
 from atcl.places.on_ray import fitting
 from atcl.places.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken
 from atcl.reproducing import Reproduce, fill, planned
@@ -133,6 +134,22 @@ def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_proce
     for one in jobs:
         assert told(one) == told(alone[one.seed])
         assert read_json(one.path)["engine"]["together"] == len(jobs)
+
+
+def test_memory_that_runs_out_in_one_run_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, said, full = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO(), [True]
+    measured = working.measured
+
+    def failing(*given: Any) -> None:
+        if full and full.pop():
+            raise torch.OutOfMemoryError
+        measured(*given)
+
+    monkeypatch.setattr(on_local, "measured", failing)
+    console = Console(file=said, width=400)
+    spread(jobs, OneByOne(console, 2), Together(console, jobs))
+    assert all(one.path.exists() for one in jobs)
+    assert "the GPU had no memory left" in said.getvalue()
 
 
 def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:

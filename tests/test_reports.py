@@ -171,18 +171,19 @@ def test_several_datasets_are_told_apart(tmp_path: Path) -> None:
 def test_what_the_runs_took_counts_shares_and_gpus_alone(tmp_path: Path) -> None:
     (empty,) = grids(EXPERIMENTS["times"], tmp_path)
     assert empty.rows == ()
-    for cell, seed, together, peak in [("kuzushiji/oracle", 1, 4, 2**32), ("kuzushiji/warmup-pla", 2, 1, 2**31), ("mnist/oracle", 1, 0, 0)]:
+    for cell, seed, together, peak in [("kuzushiji/oracle", 1, 4, 2**32), ("kuzushiji/warmup-pla", 2, 1, 2**31), ("mnist/oracle", 1, 1, None)]:
         path = put(tmp_path, cell, seed, {**three(90, 80, 70), "worst": metric(60)})
         told = read_json(path)
-        for one in told["metrics"].values():
-            one["seconds"] = 60.0
-        engine = {"together": together, "peak_gpu_bytes": peak} if together else {"together": 1}  # the last on a CPU
-        write_json(path, {**told, "training_seconds": 480.0, "engine": engine})
+        device = "a GPU" if peak else "a CPU"
+        for name, one in told["metrics"].items():
+            one |= {"seconds": 60.0, "machine": {"device": "a CPU" if name == "cw30" and seed == 2 else device}}  # measured elsewhere
+        engine = {"together": together, "peak_gpu_bytes": peak}
+        write_json(path, {**told, "training_seconds": 480.0, "engine": engine, "environment": {"device": device}})
     (table,) = grids(EXPERIMENTS["times"], tmp_path)
-    assert table.rows == (("kuzushiji", "2", "10.0", "6.0", "16.0", "2.00"), ("all", "2", "10.0", "6.0", "16.0", "2.00"))
+    assert table.rows == (("kuzushiji", "2", "10.0", "5.0", "15.0", "2.00"), ("all", "2", "10.0", "5.0", "15.0", "2.00"))
 
 
 @pytest.mark.parametrize("name", ["claims", "times"])
 def test_a_table_that_only_tells_of_others_makes_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", name, "--dry-run", "--results", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "nothing is missing\n"
+    assert capsys.readouterr().out == f"{name} only tells of runs that other tables make\n"

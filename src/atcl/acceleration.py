@@ -56,6 +56,7 @@ class Replayed(Module):
         self.sizes = sizes(largest)
         self.recordings: dict[tuple[int, ...], Recording | None] = {}
         self.asked: Counter[tuple[int, ...]] = Counter()
+        self.serving: set[tuple[int, ...]] = set()
         self.tape: Tape | None = None
         self.faithful = True  # whether recordings answer as the model does
 
@@ -71,13 +72,20 @@ class Replayed(Module):
             return answered
         return _play(recording, x)[: len(x)].clone()
 
+    def begin(self) -> None:
+        """Forget which sizes were asked for: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
+        self.asked.clear()
+        self.serving.clear()
+
     def _recording(self, x: Tensor) -> Recording | None:
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
-        if key not in self.recordings:
+        if key not in self.serving:
             self.asked[key] += 1
-            larger = min((other for other in self.recordings if other > key and other[1:] == key[1:]), default=None)
-            if larger and self.asked[key] < OFTEN:
+            larger = min((other for other in self.serving if other > key and other[1:] == key[1:]), default=None)
+            if larger and self.asked[key] < OFTEN and self.recordings.get(larger):
                 return self.recordings[larger]
+            self.serving.add(key)
+        if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
                 self.tape = self.tape or Tape(torch.cuda.Stream(x.device))
                 self.folded = self.folded or _folded(self.model, x)
@@ -85,11 +93,12 @@ class Replayed(Module):
             if found and not _agrees(found, self.model):
                 self.faithful = False
                 self.recordings.clear()
+                self.begin()
         return self.recordings.get(key)
 
 
 def sizes(largest: int) -> list[int]:
-    """Return the sizes that batches are padded to, each larger by a quarter than the one before: a fifth of padding at most."""
+    """Return the sizes that batches are padded to, each larger by about a quarter than the one before."""
     found = [min(SMALLEST, largest)]
     while found[-1] < largest:
         found.append(min(largest, (found[-1] * 5 // 4 + 7) // 8 * 8))

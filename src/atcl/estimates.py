@@ -44,7 +44,7 @@ def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]
     wanted = job.what.recipe
     alike = [(one, made) for one in known if (made := from_data(one["recipe"], KINDS)).dataset == wanted.dataset and made.model == wanted.model]
     parts = {"training": _training(wanted, alike)} if job.new else {}
-    parts |= {name: _mean([one["metrics"][name]["seconds"] for one, _ in alike if name in one["metrics"]]) for name in job.attacks}
+    parts |= {name: _mean([_attacks(one)[name] for one, _ in alike if name in _attacks(one)]) for name in job.attacks}
     return sum(part for part in parts.values() if part is not None), [name for name, part in parts.items() if part is None]
 
 
@@ -53,16 +53,23 @@ def spent(experiment: Experiment, results: Path) -> list[Grid]:
     rows, data = [], []
     for dataset in experiment.datasets:
         found = [entry.result for _, row in experiment.rows for entry in entries(experiment, results, asked(f"{dataset}/{row}"))]
-        strong = [one for one in found if "peak_gpu_bytes" in one["engine"]]
+        strong = [one for one in found if one["engine"]["peak_gpu_bytes"]]
         if strong:
-            attacks = [one["seconds"] for told in strong for name, one in told["metrics"].items() if name != "worst"]  # which is no attack of its own
+            attacks = [seconds for told in strong for name, seconds in _attacks(told).items() if name != "worst"]  # which is no attack of its own
             memory = max(told["engine"]["peak_gpu_bytes"] / told["engine"]["together"] for told in strong)
             data.append({"dataset": dataset, "runs": len(strong), "training": sum(map(_share, strong)), "attacks": sum(attacks), "memory": memory})
     whole: dict[str, Any] = {name: sum(one[name] for one in data) for name in ("runs", "training", "attacks")}
     for one in [*data, {"dataset": "all", **whole, "memory": max(one["memory"] for one in data)}] if data else ():
         minutes = [one[name] / 60 for name in ("training", "attacks")]
         rows.append((one["dataset"], str(one["runs"]), *(f"{each:.1f}" for each in (*minutes, sum(minutes))), f"{one['memory'] / 2**30:.2f}"))
-    return [Grid("times", ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory of a run, GiB"), tuple(rows), tuple(data))]
+    headings = ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory, share of a run, GiB")
+    return [Grid("times", headings, tuple(rows), tuple(data))]
+
+
+def _attacks(told: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of each attack that ran on the device where the run was trained."""
+    trained_on = told["environment"]["device"]
+    return {name: float(one["seconds"]) for name, one in told["metrics"].items() if one["machine"]["device"] == trained_on}
 
 
 def _share(told: dict[str, Any]) -> float:

@@ -74,12 +74,13 @@ def sole_writer(folder: Path) -> Iterator[None]:
     """Make the folder and hold it against a second process; the hold ends with the process, however that ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "a+") as lock:
+        with open(folder / ".lock", "a+", errors="replace") as lock:
             try:
                 _hold(lock)
             except BlockingIOError:
                 lock.seek(0)
-                raise Held(f"another process ({lock.read().strip()}) is writing to {folder}: wait for it, or choose another folder") from None
+                who = f" ({words})" if (words := lock.read().strip()) else ""
+                raise Held(f"another process{who} is writing to {folder}: wait for it, or choose another folder") from None
             lock.truncate(0)
             lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
             lock.flush()

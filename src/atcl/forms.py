@@ -98,8 +98,9 @@ def _library(x: Tensor, layer: Settled) -> Tensor:
 
 def _fused(x: Tensor, layer: Settled, added: Tensor | None = None) -> Tensor:
     """One kernel for the convolution, its bias, what is added to it and the ReLU behind."""
-    if not layer.relu:
-        return F.conv2d(x, layer.forth, layer.bias, *layer.options)
+    if not layer.relu or torch.are_deterministic_algorithms_enabled() or (added is not None and added.shape != _shape(x, layer)):
+        plain = F.conv2d(x, layer.forth, layer.bias, *layer.options)
+        return _relu(plain if added is None else plain + added, layer)
     out: Tensor = _Fused.apply(x, layer.forth, layer.bias, layer.options, added)  # type: ignore[no-untyped-call]
     return out
 
@@ -123,6 +124,12 @@ def _stencil(x: Tensor, layer: Settled) -> Tensor:
     bias = layer.forth.new_zeros(len(layer.forth)) if layer.bias is None else layer.bias
     out: Tensor = _Stencil.apply(x, layer.forth, layer.back, bias, layer.padding, layer.relu)  # type: ignore[no-untyped-call]
     return out
+
+
+def _shape(x: Tensor, layer: Settled) -> tuple[int, ...]:
+    """Return the shape of what a convolution gives."""
+    sides = zip(x.shape[2:], layer.forth.shape[2:], *layer.options[:3], strict=True)  # stride, padding, dilation
+    return len(x), len(layer.forth), *((side + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for side, kernel, step, pad, gap in sides)
 
 
 def _relu(x: Tensor, layer: Settled) -> Tensor:
@@ -191,8 +198,10 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (x, forth, output), (stride, padding, dilation, groups) = ctx.saved_tensors, ctx.options
         slope = torch.ops.aten.threshold_backward(upstream[0], output, 0)
-        only = [True, False, False]  # the gradient of x, of no weight and no bias
-        gradient, _, _ = torch.ops.aten.convolution_backward(slope, x, forth, None, stride, padding, dilation, False, [0, 0], groups, only)
+        gradient = None
+        if ctx.needs_input_grad[0]:
+            only = [True, False, False]  # the gradient of x, of no weight and no bias
+            gradient, _, _ = torch.ops.aten.convolution_backward(slope, x, forth, None, stride, padding, dilation, False, [0, 0], groups, only)
         return gradient, None, None, None, slope if ctx.adds else None
 
 

@@ -102,9 +102,11 @@ def jobs_of(
 def store(run: Run, path: Path) -> None:
     """Put a finished run into the ledger: its epochs first, since the result says that all is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for name in ("journal.jsonl", observing.FILE):  # the second only where someone looked on
-        if (run.folder / name).exists():
-            write_whole(path.with_name(name), (run.folder / name).read_bytes())
+    write_whole(path.with_name("journal.jsonl"), (run.folder / "journal.jsonl").read_bytes())
+    if (run.folder / observing.FILE).exists():
+        write_whole(path.with_name(observing.FILE), (run.folder / observing.FILE).read_bytes())
+    else:
+        path.with_name(observing.FILE).unlink(missing_ok=True)  # of a run that was removed
     write_json(path, {**run.result, "published": card(run.recipe)})
 
 

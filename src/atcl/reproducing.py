@@ -79,6 +79,9 @@ class Reproduce:
                 experiment, self.results, self.runs, strong=crew.strong, attacks=self.attacks, device=crew.device, data_dir=self.data_dir
             )  # fmt: skip
             missing = [job for job in jobs if job.lacks] if experiment.makes else []
+            if self.dry_run and not experiment.makes:
+                print(f"{self.experiment} only tells of runs that other tables make")
+                return
             if self.dry_run:
                 print("\n".join(planned(missing, self.results, crew.hardware or likely(self.results), crew.workers)))
                 return

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.acceleration import activation_bytes, replayed
+from atcl.acceleration import Replayed, activation_bytes, replayed
 from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, complete, judged, machine
@@ -169,6 +169,8 @@ def withstood(
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
+                    if isinstance(quick, Replayed):
+                        quick.begin()
                     adv = run(quick, x, labels, threat, seed, number)
                     right = _right(model, adv, labels)
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood

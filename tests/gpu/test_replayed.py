@@ -8,6 +8,7 @@ from atcl import acceleration
 from atcl.acceleration import Replayed, activation_bytes, replayed, sizes
 from atcl.models import MODELS
 from atcl.truth import Split, Truth
+from atcl.twins import Twin
 from atcl.verdicts import batch_of, evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -57,6 +58,37 @@ def test_a_size_that_is_seldom_asked_for_is_served_by_a_larger_one(monkeypatch: 
         torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
         kept.append(sorted(size for size, *_ in quick.recordings))
     assert kept == [[72], [72], [72], [72, 100], [72, 100], [40, 72, 100], [40, 72, 100]]
+
+
+def test_what_serves_a_batch_does_not_depend_on_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 3)
+    quick = Replayed(model(), 100)
+    played: list[list[int]] = []
+    for before in ([], [40, 40, 40, 40, 72, 72, 72, 100]):
+        for n in before:
+            quick(torch.rand(n, 1, 28, 28, device="cuda"))
+        quick.begin()
+        sizes_now = []
+        for n in (100, 40, 40, 40, 40):
+            found = quick._recording(torch.rand(n, 1, 28, 28, device="cuda"))
+            assert found is not None
+            sizes_now.append(len(found.x))
+        played.append(sizes_now)
+    assert played == [[100, 100, 100, 40, 40]] * 2
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
+def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    net = model(name)
+    twin = Twin(net, settle=True, compiles=False)
+    x = torch.rand(64, 1, 28, 28, device="cuda").contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(3):
+            spoilt = [torch.full((2**size,), torch.nan, device="cuda") for size in range(8, 26)]
+            del spoilt  # the allocator hands these out next
+            assert twin(x).isfinite().all()
 
 
 def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:

@@ -38,7 +38,8 @@ def image_gradients(
     """Return (n, P): the part of each image in the gradient of the batch's loss with respect to the named parameters.
 
     The parts add up to that gradient, whatever the loss. Where it is a mean over images, each is an image's own gradient over n.
-    The model is looked at in eval mode: batch statistics would mix the images. With a generator, its dropouts drop as they do in training.
+    The model is looked at in eval mode: batch statistics would mix the images. With a generator, its `nn.Dropout` layers drop as they do in training,
+    unless one of them sees something else than a row for each image.
     """
     with evaluating(model):
         seen = _Seen(model, names, rng)
@@ -82,7 +83,12 @@ class _Seen(Module):
 
         def answer(chosen: dict[str, Tensor], image: Tensor, masks: tuple[Tensor, ...]) -> Tensor:
             left = iter(masks)
-            with _dropping(model if masks else nn.Identity(), lambda layer, inputs, output: output * next(left)[None]):
+
+            def dropped(layer: nn.Dropout, inputs: object, output: Tensor) -> Tensor:
+                mask = next(left, None)
+                return output if mask is None else output * mask[None]
+
+            with _dropping(model, dropped):
                 logits: Tensor = functional_call(model, {**state, **chosen}, (image[None],))
             return logits[0]
 
@@ -103,14 +109,16 @@ class _Seen(Module):
 def _masks(model: Module, images: Tensor, rng: Generator) -> tuple[Tensor, ...]:
     """Return what each call of a dropout multiplies the values of each image with, in the order of the calls."""
     masks: list[Tensor] = []
+    rows: set[int] = set()
 
     def draw(layer: nn.Dropout, inputs: object, output: Tensor) -> None:
+        rows.add(len(output))
         kept = torch.rand(output.shape, generator=rng, device=output.device) >= layer.p
         masks.append(kept / max(1 - layer.p, 1e-6))
 
     with _dropping(model, draw), torch.no_grad():
         model(images)
-    return tuple(masks)
+    return tuple(masks) if rows == {len(images)} else ()
 
 
 @contextmanager

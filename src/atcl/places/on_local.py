@@ -3,11 +3,11 @@
 import multiprocessing
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -17,11 +17,11 @@ from rich.console import Console
 from atcl.console import Judging, Live, Together, lives
 from atcl.environment import free_memory, hardware, resolve
 from atcl.errors import AtclError
-from atcl.files import Held, is_held
+from atcl.files import is_held
 from atcl.journal import Record
 from atcl.ledger import Job
 from atcl.places.crews import Crew, Terms, spread
-from atcl.places.working import Died, Done, Failed, Outcome, Taken, measured, trained, work
+from atcl.places.working import Died, Outcome, measured, outcome_of, trained, work
 from atcl.running import Order, Way, train_all
 from atcl.stages import Watcher
 
@@ -101,25 +101,19 @@ class OneByOne:
         self.begun += len(jobs)
         return list(numbers)
 
-    def _outcome(self, job: Job) -> Outcome:
-        began = time.perf_counter()
-        try:
-            with Live(self.console) as live:
-                done = trained(job, live)
-            with Judging(self.console) as judging:
-                measured(job, done, judging)
-        except Held:
-            return Taken()
-        except AtclError as error:
-            return Failed(str(error))
-        return Done(time.perf_counter() - began)
+    def _carry_out(self, job: Job) -> None:
+        with Live(self.console) as live:
+            done = trained(job, live)
+        with Judging(self.console) as judging:
+            measured(job, done, judging)
 
     def wait(self, tasks: Sequence[int], seconds: float) -> None:
         """Carry the jobs out."""
         for task in tasks:
             job = self.noted.pop(task)
             self.console.print(f"{job} ({min(task, self.number)} of {self.number})", highlight=False, soft_wrap=True, markup=False)
-            self.ended[task] = self._outcome(job)
+            self.ended[task] = outcome_of(partial(self._carry_out, job))
+            free_memory()
 
     def outcome(self, task: int) -> Outcome | None:
         """Return how a job ended."""

@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,10 +75,15 @@ def measured(job: Job, done: Run, watch: Watch | None = None) -> None:
 def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
     """Carry a job out in a process of its own; whatever happens is told as data, since an exception may not survive the way back."""
     torch.set_num_threads(threads)  # numbers on a CPU follow from the seed and from this
+    # it may have waited long, and another machine may have made it
+    return outcome_of(lambda: carry_out(job, watcher) if job.lacks else None)
+
+
+def outcome_of(carry: Callable[[], None]) -> Outcome:
+    """Carry something out, and tell whatever happens as data."""
     began = time.perf_counter()
     try:
-        if job.lacks:  # it may have waited long, and another machine may have made it
-            carry_out(job, watcher)
+        carry()
     except Held:
         return Taken()
     except AtclError as error:
