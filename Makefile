@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tiny tensors gain nothing from threads, and with one the numbers repeat to the last digit.
 ONE := OMP_NUM_THREADS=1
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Modules are compiled as they are imported: most never are.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test results docs clean
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import random
+import re
 import time
 import warnings
 from dataclasses import replace
@@ -173,11 +174,29 @@ def test_another_model_or_other_images_in_the_same_folder_get_verdicts_of_their_
 def test_what_was_judged_before_enters_the_worst_case_and_nothing_is_run_for_it(model: nn.Module, tmp_path: Path) -> None:
     test, threat = digits().test.take(slice(40)), Threat(0.06, 0.01)
     measure(model, test, threat, ["cw30"], keep=tmp_path)
-    measure(model, test, threat, ["pgd20_restarts"], keep=tmp_path, seed=1)  # of another seed: not alike
+    other = measure(model, test, threat, ["pgd20_restarts"], keep=tmp_path, seed=1)["pgd20_restarts"]
+    measure(model, test, Threat(0.3, 0.05), ["pgd20"], keep=tmp_path)  # another threat is another question
     seen: list[str] = []
     found = measure(model, test, threat, ["natural", "pgd20"], keep=tmp_path, extend=True, watch=lambda *told: seen.append(told[0]))
     assert set(found) == {"natural", "pgd20", "cw30", WORST}
-    assert "pgd20_restarts" not in found[WORST].attack["about"]
+    assert found[WORST].attack["about"].endswith("natural, pgd20, cw30, pgd20_restarts with seed 1 in batches of 500")
+    assert 0 < found[WORST].correct <= min(found["pgd20"].correct, found["cw30"].correct, other.correct)
+    alone = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True, seed=9)
+    assert alone[WORST].correct == found[WORST].correct
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"attacks": "pgd20"}, "list of names"), ({"epsilon": 8}, "would be 0.03137"), ({"x": torch.rand(2, 3, 8, 8)}, "shape (3, 8, 8)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_a_slip_is_told_in_one_line(model: nn.Module, given: dict[str, Any], words: str) -> None:
+    wanted: dict[str, Any] = {"x": torch.rand(2, 1, 8, 8), "y": torch.tensor([0, 1]), "epsilon": 0.1}
+    with pytest.raises(AtclError, match=re.escape(words)):
+        evaluate(model, **{**wanted, **given})
+    with pytest.raises(AtclError, match=r"torch.nn.Module that returns logits, not a function"):
+        evaluate(lambda images: images, **wanted)  # type: ignore[arg-type]
 
 
 class Linear(nn.Module):

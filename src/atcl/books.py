@@ -79,6 +79,17 @@ def complete(folder: Path, header: Mapping[str, Any]) -> int | None:
     return header["batch_size"] if header["batch_size"] in found else max(found, default=None)
 
 
+def others(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the headers of all that was judged to its end on the same model, images, threat and machine, by whatever attack, seed and batch size."""
+    free = {"attack": "", "seed": 0, "batch_size": 0}
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        top, *lines = journal.read(path) or [{}]
+        if lines and lines[-1]["pass"] == END and _plain({**top, **free}) == _plain({**header, **free}):
+            found.append(top)
+    return found
+
+
 def _plain(header: Mapping[str, Any]) -> str:
     return json.dumps(header, sort_keys=True)
 

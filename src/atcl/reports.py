@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
 
 def _cell(column: Column, found: Sequence[Entry], theirs: dict[str, Value]) -> Cell:
     read = [one for one in map(column.read, found) if one is not None]
-    flags = sorted({flag for _, flags in read for flag in flags})
+    counts = Counter(flag for _, flags in read for flag in flags)
+    flags = [flag if number == len(read) else f"{flag} {number} of {len(read)}" for flag, number in sorted(counts.items())]
     # what the paper chose on the test set is set beside what we chose so, and beside nothing else
     return Cell(tuple(value for value, _ in read), tuple(flags), theirs.get(column.name) if column.rule in (RULE, None) else None)
 

@@ -63,6 +63,8 @@ class Reproduce:
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         experiment = narrowed(pick(EXPERIMENTS, self.experiment, "experiment"), self.datasets, self.rows, self.seeds)
         shown = pick(FORMATS, self.format, "format")
+        if self.rows and not experiment.makes:
+            raise AtclError(f"{self.experiment} takes no --rows: its lines are of several rows each")
         for name in self.attacks:
             pick(ATTACKS, name, "attack")
         place: Place = pick(PLACES, self.on, "place")
@@ -95,7 +97,8 @@ class Reproduce:
         if self.weights:
             for job in [job for job in jobs if job.seed == experiment.seeds[0]]:
                 console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False, markup=False)
-        console.print(f"results lie in {self.results}", highlight=False, markup=False)
+        there = f"results lie in {self.results}" if self.results.is_dir() else f"there is no folder {self.results}: --results names another"
+        console.print(there, highlight=False, markup=False, soft_wrap=True)
 
     def _check_options(self) -> None:
         """Refuse options of a place where the runs do not go."""

@@ -207,7 +207,8 @@ def fitting(
     """Do what `fit` does, and pause after each batch, so that several models can take turns; the global random state is the caller's to keep."""
     _check_labels(data, stage)
     precision = stage.precision.on(data.device)
-    prior, twin = data.prior(), faithful_twin(learner.model, precision.attack, as_float(data.images(data.some())), engine.say)
+    prior, some = data.prior(), as_float(data.images(data.some()))
+    twin = faithful_twin(learner.model, precision.attack, some, engine.say, compiles=engine.compiles)
     model = InBf16(learner.model) if precision.update == "bf16" else learner.model
     written = predicted, ascent, descent
     quick = engine.part(predicted), engine.part(ascent), engine.part(descent)

@@ -14,7 +14,7 @@ from torch.nn import Module
 from atcl.acceleration import Replayed, activation_bytes, replayed
 from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
-from atcl.books import Book, complete, judged, machine
+from atcl.books import Book, complete, judged, machine, others
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack, cross_entropy
 from atcl.masking import suspicions
@@ -51,12 +51,21 @@ def evaluate(
     watch: Watch | None = None,
 ) -> dict[str, Measurement]:  # fmt: skip
     """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default."""
+    if not isinstance(model, Module):
+        raise AtclError(f"the model is a torch.nn.Module that returns logits, not a {type(model).__name__}")
+    if isinstance(attacks, str):
+        raise AtclError(f"attacks is a list of names: ['{attacks}']")
+    if norm == "linf" and epsilon > 1:
+        raise AtclError(f"pixels lie between 0 and 1, and so does epsilon: {epsilon:g} of 255 steps would be {epsilon / 255:.4g}")
     images = checked_images(x)
     if len(images) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
     device = device_of(model, images.device)
     with evaluating(model), torch.no_grad():
-        logits = model(as_float(images[:1].to(device)))
+        try:
+            logits = model(as_float(images[:1].to(device)))
+        except RuntimeError as error:
+            raise AtclError(f"the model does not take images of shape {tuple(images.shape[1:])}: {str(error).splitlines()[0]}") from None
     if logits.ndim != 2 or len(logits) != 1:
         raise AtclError(f"the model returns {tuple(logits.shape)} for one image, not logits of shape (1, classes)")
     labels = torch.as_tensor(y)
@@ -84,8 +93,8 @@ def measure(
     place = judged(model, test) if keep else {}
     sizes = _batches(model, test, attacks, batch_size)
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
-    others = [name for name in ATTACKS if name not in attacks] if keep and extend else []
-    known = {name: size for name in others if keep and (size := complete(keep, headers[name])) is not None}
+    rest = [name for name in ATTACKS if name not in attacks] if keep and extend else []
+    known = {name: size for name in rest if keep and (size := complete(keep, headers[name])) is not None}
     for name, size in known.items():
         sizes[name] = headers[name]["batch_size"] = size
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
@@ -99,12 +108,23 @@ def measure(
         standing[: len(part)] &= right
         told = {"about": attack.about, **asdict(threat)}
         found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
-    if len(chosen) > 1:
-        images = min(one.images for one in found.values())
-        told = {"about": f"for each image the worst of {', '.join(chosen)}", **asdict(threat)}
+    more = [top for top in others(keep, headers["natural"]) if _key(top) not in {_key(headers[name]) for name in chosen}] if keep and extend else []
+    for top in more:  # with other random numbers: whatever broke an image has broken it
+        part = test.take(slice(ATTACKS[top["attack"]].first))
+        right, _ = withstood(model, part, threat, top["attack"], ATTACKS[top["attack"]], top["seed"], top["batch_size"], Book(keep, top))
+        standing[: len(part)] &= right
+    if len(chosen) + len(more) > 1:
+        images = min(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)])
+        images = min(images, len(test))
+        again = [f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}" for top in more]
+        told = {"about": f"for each image the worst of {', '.join([*chosen, *again])}", **asdict(threat)}
         largest = max(one.batch_size for one in found.values())
         found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
     return found
+
+
+def _key(header: Mapping[str, Any]) -> tuple[Any, ...]:
+    return header["attack"], header["seed"], header["batch_size"]
 
 
 def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None) -> dict[str, int]:

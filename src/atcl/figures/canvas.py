@@ -100,8 +100,9 @@ def curve_rows(panels: Sequence[Drawn]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = [("panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
     for one in panels:
         for curve, mean in one.curves:
-            for point in zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ():
-                rows.append((one.panel.title, one.panel.y, curve.label, *point, mean.seeds if mean else 0))
+            for epoch, middle, error in zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ():
+                seeds = mean.seeds if mean else 0
+                rows.append((one.panel.title, one.panel.y, curve.label, epoch, middle, error if seeds > 1 else "", seeds))
     return rows
 
 

@@ -68,7 +68,7 @@ def make(
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
-    note = _note(setting, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds")
+    note = _note(setting, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds, fewer where the legend says so")
     return save(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
 
 
