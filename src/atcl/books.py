@@ -69,17 +69,7 @@ def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
     return folder / f"{header['attack']}-{digest}.jsonl"
 
 
-def complete(folder: Path, header: Mapping[str, Any]) -> int | None:
-    """Return the size of the batches in which all was judged under a header: its own or, where there is none, any other; None where nothing was."""
-    found = []
-    for path in folder.glob(f"{header['attack']}-*.jsonl"):
-        top, *lines = journal.read(path) or [{}]
-        if lines and lines[-1]["pass"] == END and _plain({**top, "batch_size": 0}) == _plain({**header, "batch_size": 0}):
-            found.append(int(top["batch_size"]))
-    return header["batch_size"] if header["batch_size"] in found else max(found, default=None)
-
-
-def others(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
+def finished(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the headers of all that was judged to its end on the same model, images, threat and machine, by whatever attack, seed and batch size."""
     free = {"attack": "", "seed": 0, "batch_size": 0}
     found = []

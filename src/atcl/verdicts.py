@@ -14,7 +14,7 @@ from torch.nn import Module
 from atcl.acceleration import Replayed, activation_bytes, replayed
 from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
-from atcl.books import Book, complete, judged, machine, others
+from atcl.books import Book, finished, judged, machine
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack, cross_entropy
 from atcl.masking import suspicions
@@ -93,38 +93,35 @@ def measure(
     place = judged(model, test) if keep else {}
     sizes = _batches(model, test, attacks, batch_size)
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
-    rest = [name for name in ATTACKS if name not in attacks] if keep and extend else []
-    known = {name: size for name in rest if keep and (size := complete(keep, headers[name])) is not None}
-    for name, size in known.items():
-        sizes[name] = headers[name]["batch_size"] = size
+    done = [top for top in finished(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
+    known = [name for name in ATTACKS if name not in attacks and any((top["attack"], top["seed"]) == (name, seed) for top in done)]
+    for name in known:  # its own size where it was judged in that, else the largest
+        judged_in = [top["batch_size"] for top in done if (top["attack"], top["seed"]) == (name, seed)]
+        sizes[name] = headers[name]["batch_size"] = sizes[name] if sizes[name] in judged_in else max(judged_in)
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
         attack.check(test.truth.classes)
     found, standing, where = {}, torch.ones(len(test), dtype=torch.bool), machine(model)
     for name, attack in chosen.items():
-        part = test if attack.first is None or attack.first >= len(test) else test.take(slice(attack.first))
+        part = test.take(slice(attack.first))
         book = Book(keep, headers[name])
         right, after = withstood(model, part, threat, name, attack, seed, sizes[name], book, watch)
         standing[: len(part)] &= right
         told = {"about": attack.about, **asdict(threat)}
         found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
-    more = [top for top in others(keep, headers["natural"]) if _key(top) not in {_key(headers[name]) for name in chosen}] if keep and extend else []
+    more = [top for top in done if top not in [headers[name] for name in chosen]]
     for top in more:  # with other random numbers: whatever broke an image has broken it
-        part = test.take(slice(ATTACKS[top["attack"]].first))
-        right, _ = withstood(model, part, threat, top["attack"], ATTACKS[top["attack"]], top["seed"], top["batch_size"], Book(keep, top))
+        attack = ATTACKS[top["attack"]]
+        part = test.take(slice(attack.first))
+        right, _ = withstood(model, part, threat, top["attack"], attack, top["seed"], top["batch_size"], Book(keep, top))
         standing[: len(part)] &= right
     if len(chosen) + len(more) > 1:
-        images = min(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)])
-        images = min(images, len(test))
+        images = min(len(test), *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]))
         again = [f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}" for top in more]
         told = {"about": f"for each image the worst of {', '.join([*chosen, *again])}", **asdict(threat)}
         largest = max(one.batch_size for one in found.values())
         found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
     return found
-
-
-def _key(header: Mapping[str, Any]) -> tuple[Any, ...]:
-    return header["attack"], header["seed"], header["batch_size"]
 
 
 def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None) -> dict[str, int]:
