@@ -1,78 +1,83 @@
-"""What onlookers cost at their default frequency: the time spent in them beside the time of the training that they look at, in one run.
+"""What onlookers cost at their default frequency: two runs in one process, one with and one without, that take turns by epochs.
 
-Two runs compared would differ by more than that on a shared machine.
+python benchmarks/observers.py --recipe kuzushiji/oracle --epochs 12
 
-python benchmarks/observers.py [RECIPE] [DEVICE] [NAMES...]
+Only epochs from the third on count: the first two compile and record. Turns, since a shared machine drifts by more than onlookers cost.
 """
 
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+import tyro
 
-from atcl.environment import hardware, resolve
-from atcl.observing import OBSERVATIONS, Noting, onlooking
-from atcl.recipes import recipe
-from atcl.running import problem_of
-from atcl.runs import Run
+from atcl.engines import engine_of
+from atcl.environment import environment, resolve
+from atcl.observing import OBSERVATIONS, onlooking
+from atcl.recipes import Recipe, recipe
+from atcl.running import passes, problem_of
+from atcl.runs import Problem, Run
 from atcl.seeds import forked_rng
-from atcl.training import Learner, fit
+from atcl.training import Learner, Snapshot, fitting
+
+SETTLED = 2  # epochs after which one counts
 
 
-class Clock:
-    """Adds up the time spent inside what it wraps."""
+@dataclass(frozen=True)
+class Options:
+    """What is timed."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
-
-    def wrap(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the work, timed; on a GPU it is waited for."""
-
-        def timed(*arguments: object) -> Any:
-            began = self.now()
-            found = work(*arguments)
-            self.seconds += self.now() - began
-            return found
-
-        return timed
-
-    def now(self) -> float:
-        """Return the time: of the processor, or on a GPU of the clock once it has finished."""
-        if self.device.type != "cuda":
-            return time.process_time()
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+    recipe: str = "digits/oracle"
+    epochs: int | None = None
+    """of its first stage; None: all"""
+    observe: tuple[str, ...] = tuple(OBSERVATIONS)
+    device: str = "auto"
+    data_dir: Path | None = None
 
 
-def main() -> None:
-    """Print what the onlookers add to the first stage of a recipe."""
-    words = sys.argv[1:]
-    name, device = words[0] if words else "digits/oracle", resolve(words[1] if len(words) > 1 else "auto")
-    names = tuple(words[2:]) or tuple(OBSERVATIONS)
-    wanted = recipe(name)
-    stage = wanted.stages[0]
-    problem = problem_of(wanted, 1).to(device)
-    norms, looks, whole = (Clock(device) for _ in range(3))
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), name, 1, replace(wanted, stages=(stage,)), problem.train.classes, wanted.shape)
-        with forked_rng():
-            torch.manual_seed(0)
-            learner = Learner(run.fresh_model(), problem.train, stage)
-        engine, observers = onlooking(names, run, problem, 0, learner, problem.train, say=print)
-        if isinstance(engine, Noting):
-            engine = replace(engine, note=norms.wrap(engine.note))
-        whole.wrap(partial(fit, learner, problem.train, stage, seed=1, engine=engine, observers=[looks.wrap(observer) for observer in observers]))()
-    added = looks.seconds + norms.seconds
-    alone = whole.seconds - added
-    print(f"{name}, {stage.epochs} epochs, {', '.join(names)}, {hardware(device)['device']}, {torch.get_num_threads()} threads")
-    print(f"training {alone:.2f} s, looks {looks.seconds:.2f} s, norms of each step {norms.seconds:.2f} s: {100 * added / alone:+.1f}%")
+def now(device: torch.device) -> float:
+    """Return the time: of the processor, or on a GPU of the clock once it has finished."""
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Path) -> Iterator[float]:
+    """Train a run, and yield the seconds of each epoch after it."""
+    (stage,), data = wanted.stages, problem.train
+    run = Run(folder, "observed", 1, wanted, data.classes, wanted.shape)
+    learner = Learner(run.fresh_model(), data, stage)
+    engine, observers = onlooking(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), say=print)
+    over = [False]
+
+    def mark(_: Snapshot) -> Iterator[None]:
+        over[0] = True
+        yield  # before the next epoch begins
+
+    steps, began = fitting(learner, data, stage, seed=1, engine=engine, observers=[*observers, mark]), now(data.device)
+    for _ in steps:
+        if over[0]:
+            yield now(data.device) - began
+            over[0], began = False, now(data.device)
+
+
+def main(options: Options) -> None:
+    """Print what the onlookers add to an epoch."""
+    device, whole = resolve(options.device), recipe(options.recipe)
+    stage = whole.stages[0]
+    wanted = replace(whole, stages=(replace(stage, epochs=min(options.epochs or stage.epochs, stage.epochs)),))
+    problem = problem_of(wanted, 1, options.data_dir).to(device)
+    with tempfile.TemporaryDirectory() as folder, forked_rng():
+        turns = list(zip(*(epochs(wanted, problem, seen, Path(folder)) for seen in ((), options.observe)), strict=True))
+    alone, watched = map(sum, zip(*turns[SETTLED:], strict=True))
+    number, about, names = len(turns) - SETTLED, environment(device), ", ".join(options.observe)
+    print(f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}: {names}")
+    print(f"an epoch, mean of {number}: {alone / number:.3f} s alone, {watched / number:.3f} s with onlookers, {100 * (watched / alone - 1):+.1f}%")
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Options))
