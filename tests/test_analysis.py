@@ -158,6 +158,7 @@ def test_the_model_is_left_as_it_was_found() -> None:
         ([[1.0, 0.0], [0.0, 3.0]], 0.5, 0.0),
         ([[1.0, 0.0], [0.0, 3.0], [0.0, 0.0], [0.0, 0.0]], 0.5, 0.5),  # zeros are counted apart
         ([[1e-30, 0.0], [0.0, 1e-30]], 0.5, 0.0),  # a direction is one however short
+        ([[1e-41, 0.0], [0.0, 1e-41]], 0.5, 0.0),
         ([[0.0, 0.0]], None, 1.0),
     ],
 )
@@ -189,7 +190,7 @@ def test_attacks_that_start_alike_differ_by_what_they_climb_alone() -> None:
     model, (x, _, targets) = net(), batch()
     true = model(x).argmax(1)
     climbs = {**paper_climbs(model, x, targets.candidates), "again": cross_entropy(true)}
-    found = attack_qualities(model, x, climbs, true, Budget(0.2, 0.05, 5), lambda: Generator().manual_seed(3))
+    found = attack_qualities(model, x, climbs, true, Budget(0.2, 0.05, 5), Generator().manual_seed(3))
     assert set(found) == {"oracle", *PAPER, "pla", "again"}
     for one in (found["oracle"], found["again"]):
         assert one.l1.tolist() == [0.0] * len(x)

@@ -1,7 +1,8 @@
 """Onlookers of a run: analyses that see a frozen copy after an epoch, write to `analysis.jsonl`, and hand nothing back to training."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl import journal
-from atcl.analysis import Quality, attack_qualities, direction_variance, first_and_last, image_gradients, layer_norms, paper_climbs
-from atcl.attacks import Threat, pgd
+from atcl.analysis import Quality, direction_variance, first_and_last, image_gradients, layer_norms, paper_climbs
+from atcl.analysis.attacks import GUESSED, ORACLE, qualities_from
+from atcl.attacks import NORMS, STARTS, Threat, ascent, given, pgd
 from atcl.batches import Batch, WeakData, as_float
 from atcl.engines import EAGER, Engine, Step
 from atcl.errors import AtclError, pick
@@ -21,15 +23,17 @@ from atcl.runs import Problem, Run
 from atcl.seeds import derive, generator
 from atcl.supervision import CandidatesOnly, guesses
 from atcl.training import Learner, Observer, Phase, Snapshot, Stage
-from atcl.verdicts import measure
+from atcl.verdicts import glance
 
 FILE = "analysis.jsonl"
 IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
 SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it takes less than 5% of the time
+ON_GPU = 4  # passes of a training step, compiled and in a low precision, that take as long as one of an onlooker on a GPU, which is neither
 
 Values = dict[str, float | list[float] | None]
+Work = Callable[..., Tensor]  # of tensors alone
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Sight:
     threat: Threat
     seed: int  # of the onlookers of this run, no other uses it
     norms: tuple[float, ...] = ()  # of the gradients of first and last layer: the mean over the epoch's steps
+    repeated: Callable[[object, Work], Work] = lambda key, work: work  # work that comes again by this key, as the stage's engine runs it
 
     def rng(self, *path: int | str) -> Generator:
         """Return a generator of one's own: what is drawn from it shifts no other number."""
@@ -70,10 +75,15 @@ def gradients(sight: Sight) -> Values:
     targets, budget, objective = _targets(sight, batch), sight.phase.budget, sight.stage.objective
     adv = batch.x
     if budget.steps:
-        adv = pgd(
-            sight.model, batch.x, objective.climb(sight.model, batch.x, targets), epsilon=budget.epsilon, step_size=budget.step_size,
-            steps=budget.steps, norm=budget.norm, start=budget.start, rng=rng,
-        )  # fmt: skip
+        told = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
+
+        def attack(x: Tensor, start: Tensor, epsilon: Tensor, step_size: Tensor, *tensors: Tensor) -> Tensor:
+            climb = objective.climb(sight.model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
+            return pgd(sight.model, x, climb, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
+
+        start = STARTS[budget.start](batch.x, budget.epsilon, NORMS[budget.norm], rng)
+        dials = (batch.x.new_tensor(dial) for dial in (budget.epsilon, budget.step_size))
+        adv = sight.repeated(("gradients", budget.steps, len(batch.x)), attack)(batch.x, start, *dials, *told.values())
     first, last = first_and_last(sight.model)
     # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
     parts = image_gradients(sight.model, objective, batch.x, adv, targets, first, rng)
@@ -92,13 +102,18 @@ def attacks(sight: Sight) -> Values:
     """Quality of attacks on this model through each loss of the paper, on the same training images in every epoch."""
     if not sight.stage.budget.steps:
         return {}
+    model, budget = sight.model, sight.stage.budget
+
+    def qualities(x: Tensor, candidates: Tensor, true: Tensor, start: Tensor) -> Tensor:
+        found = qualities_from(start, model, x, paper_climbs(model, x, candidates), true, budget)
+        return torch.stack([torch.stack(list(_parts(one).values())) for one in found.values()])
+
     x, candidates, true = probe(sight.problem, sight.seed)
-    found = attack_qualities(
-        sight.model, x, paper_climbs(sight.model, x, candidates), true, sight.stage.budget, lambda: sight.rng("attacks", sight.phase.epoch)
-    )  # fmt: skip
+    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], sight.rng("attacks", sight.phase.epoch))
+    found = sight.repeated("attacks", qualities)(x, candidates, true, start)
     values: Values = {}
-    for name, one in found.items():
-        for metric, each in _metrics(one).items():
+    for name, parts in zip((ORACLE, *PAPER, GUESSED), found, strict=True):
+        for metric, each in _metrics(Quality(*parts)).items():
             values[f"attack.{name}.{metric}"] = float(each.mean())
             values[f"instance.{name}.{metric}"] = each[:INSTANCES].tolist()
     return values
@@ -108,8 +123,9 @@ def test_accuracy(sight: Sight) -> Values:
     """Natural and PGD20 accuracy on the first images of the test set."""
     test = sight.problem.test
     assert test is not None
-    found = measure(sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ("natural", "pgd20"))
-    return {"test_natural": found["natural"].accuracy, "test_pgd20": found["pgd20"].accuracy}
+    look = glance(sight.model, sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ascent, repeated=partial(sight.repeated, "test"))
+    natural, pgd20 = look().tolist()
+    return {"test_natural": natural, "test_pgd20": pgd20}
 
 
 def probe(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,17 +198,24 @@ def onlooking(
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / FILE
     room = SHARE / len(names) * len(data) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    room /= ON_GPU if data.device.type == "cuda" else 1
     afforded = {name: int(room // max(1, OBSERVATIONS[name].passes(stage, problem))) for name in names}
     for name in (name for name, looks in afforded.items() if not (looks or every)):
         share = "one look takes more than its share of the 5% that onlookers may cost"
         say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
     plan = {name: {*range(1, stage.epochs, every), stage.epochs} if every else observed_epochs(stage.epochs, afforded[name]) for name in afforded}
     noting = Noting.of(learner, inner) if "gradients" in names else None
+    known: dict[object, Work] = {}
+
+    def repeated(key: object, work: Work) -> Work:
+        """Return the first work of a key: what changes with the epochs it is given as tensors."""
+        return known.setdefault(key, inner.repeated(work, data.device))
 
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase
         seen = Sight(
-            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), noting.means() if noting else ()
+            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), noting.means() if noting else (),
+            repeated,
         )  # fmt: skip
         values: dict[str, Any] = {}
         for name, epochs in plan.items():
@@ -252,7 +275,12 @@ def _targets(sight: Sight, batch: Batch) -> Targets:
     """Return what the stage fits a batch to, without moving the memory."""
     if isinstance(sight.stage.supervision, CandidatesOnly):
         return Targets(batch.candidates, prior=sight.data.prior(), transition=sight.data.transition)
-    return Targets(batch.candidates, sight.phase.gamma, guesses(sight.memory[batch.index], batch.candidates))
+    gamma = sight.memory.new_tensor(sight.phase.gamma)
+    return Targets(batch.candidates, gamma, guesses(sight.memory[batch.index], batch.candidates))
+
+
+def _parts(one: Targets | Quality) -> dict[str, Any]:
+    return {part.name: getattr(one, part.name) for part in fields(one)}
 
 
 def _metrics(one: Quality) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """How good an attack is, measured by the truth: what it shares with the attack through the true label, and what it does to the true class."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks import Budget, Climb, evaluating, pgd
+from atcl.attacks import NORMS, STARTS, Budget, Climb, evaluating, given, pgd
 from atcl.evaluation import cross_entropy
 from atcl.losses import LOSSES, PAPER, Targets
 from atcl.supervision import guesses
@@ -38,17 +38,17 @@ class Quality:
         return self.attacked < self.natural
 
 
-def attack_qualities(
-    model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget, draw: Callable[[], Generator]
-) -> dict[str, Quality]:  # fmt: skip
-    """Return the quality of an attack through each climb, and through the true label, on one model.
+def attack_qualities(model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget, rng: Generator) -> dict[str, Quality]:
+    """Return the quality of an attack through each climb, and through the true label, on one model, all from the same random start."""
+    return qualities_from(STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng), model, x, climbs, true, budget)
 
-    `draw` returns a generator in the same state each time, so that all attacks start from the same images and differ by what they climb alone.
-    """
-    found, signs = {}, {}
+
+def qualities_from(start: Tensor, model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget) -> dict[str, Quality]:
+    """Return what `attack_qualities` does, for attacks that start from these images."""
+    found, signs, idle = {}, {}, Generator()
     for name, climb in {ORACLE: cross_entropy(true), **climbs}.items():
         found[name] = pgd(
-            model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start, rng=draw()
+            model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=idle
         )  # fmt: skip
         signs[name] = input_sign(model, x, climb)
     natural = true_probability(model, x, true)

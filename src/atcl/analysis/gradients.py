@@ -52,14 +52,15 @@ def image_gradients(
 
 def direction_variance(gradients: Tensor) -> Variance:
     """Return the trace of the covariance (ddof 0) of the unit vectors along gradients (n, P), and how many are zero."""
-    lengths = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)  # in fp32 the squares of a tiny gradient would vanish
+    # in fp64: in fp32 the squares of a tiny gradient would vanish, and one over its length would be infinite
+    lengths = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
     alive = lengths > 0
     number = int(alive.sum())
     zeros = 1 - number / len(gradients)
     if not number:
         return Variance(None, zeros)
-    weights = torch.where(alive, 1 / lengths, 0).to(gradients)
-    mean = weights @ gradients / number
+    weights = torch.where(alive, 1 / lengths, 0)
+    mean = weights @ gradients.double() / number
     return Variance(max(0.0, 1 - float(mean.square().sum())), zeros)  # unit vectors: the mean of squares less the square of the mean
 
 

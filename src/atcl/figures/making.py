@@ -68,7 +68,8 @@ def make(
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
-    note = _note(setting, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds, fewer where the legend says so")
+    fewer = ", fewer where the legend says so" if lacking else ""
+    note = _note(setting, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}")
     return save(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
 
 
@@ -99,7 +100,7 @@ def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: in
     """Return the rows of the grid and their numbers, for the images whose numbers onlookers keep one by one."""
     x, candidates, true = (part[:INSTANCES] for part in probe(problem, seed))
     climbs = paper_climbs(model, x, candidates)
-    quality = attack_qualities(model, x, climbs, true, budget, lambda: generator(x.device, seed, "images"))
+    quality = attack_qualities(model, x, climbs, true, budget, generator(x.device, seed, "images"))
     made = {
         name: pgd(
             model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start,

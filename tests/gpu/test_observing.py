@@ -1,0 +1,47 @@
+"""Onlookers on a GPU: what they record is what they would see without recordings; without a GPU these tests skip."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atcl import journal
+from atcl.engines import Engine, Recording
+from atcl.observing import FILE, OBSERVATIONS
+from atcl.running import train
+from tests import tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
+
+
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])
+def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two looks are plain, and the weights, epsilon and gamma of those that follow are others than were recorded."""
+    recipe = tiny.RECIPES[name]
+    longer = replace(recipe, stages=tuple(replace(stage, epochs=8) for stage in recipe.stages))
+    plays: Counter[int] = Counter()  # by how many tensors they are given
+
+    def counted(self: Recording, *given: Tensor) -> Tensor:
+        plays[len(given)] += 1
+        return play(self, *given)
+
+    play, found = Recording.play, {}
+    monkeypatch.setattr(Recording, "play", counted)
+    for way in ("recorded", "plain"):
+        if way == "plain":
+            assert plays[4] > 0  # attacks
+            assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
+            monkeypatch.setattr(Engine, "repeated", lambda self, function, device: function)
+        run = train(
+            longer, seed=1, out=tmp_path / way, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=tuple(OBSERVATIONS),
+            every=1, deterministic=True,
+        )  # fmt: skip
+        found[way] = journal.read(run.folder / FILE)
+    assert len(found["plain"]) == 8 * len(recipe.stages)
+    for ours, theirs in zip(found["recorded"], found["plain"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            assert ours[key] == pytest.approx(value, rel=1e-3, abs=1e-3), (key, ours["epoch"])
