@@ -1,4 +1,6 @@
 import json
+import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -228,15 +230,32 @@ class Wrong(nn.Module):
         return out
 
 
+def weight_normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """A model whose first layer keeps its weight as a length and a direction."""
+    with warnings.catch_warnings(action="ignore"):  # the older form is on its way out
+        model = tiny.TinyNet()
+        norm(model.layers[0])
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
-    [(Wrong, "5 classes"), (lambda: nn.Linear(99, 5), "does not take images of shape"), (nn.Flatten, "no parameters")],
-    ids=["logits", "images", "parameters"],
-)
+    [
+        (Wrong, "5 classes"), (lambda: nn.Linear(99, 5), "does not take images of shape"), (nn.Flatten, "no parameters"),
+        (lambda: weight_normed(nn.utils.weight_norm), "cannot be copied.*parametrizations"),
+    ],
+    ids=["logits", "images", "parameters", "copies"],
+)  # fmt: skip
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, build: Build, message: str) -> None:
     with pytest.raises(AtclError, match=message):
         train(RECIPE, out=tmp_path / "run", device="cpu", problem=tiny.problem(RECIPE.labels), build=build)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_parametrized_weights_trains_and_loads(tmp_path: Path) -> None:
+    build = lambda: weight_normed(nn.utils.parametrizations.weight_norm)  # noqa: E731
+    run = train(RECIPE, out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=build)
+    assert "layers.0.parametrizations.weight.original0" in run.model(build=build).state_dict()
 
 
 def sized(batch_size: int) -> Recipe:

@@ -115,16 +115,24 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        quick = Replayed(model, batch_size)
+        quick = _replaying(model, batch_size)
         try:
             with torch.autograd.set_multithreading_enabled(False):  # a gradient of one call needs no thread to hand it to
-                yield quick
+                yield quick or model
         finally:
-            quick.recordings.clear()
+            if quick:
+                quick.recordings.clear()
             torch.cuda.empty_cache()  # what recordings took serves nothing else until then
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
+
+
+def _replaying(model: Module, batch_size: int) -> Replayed | None:
+    try:
+        return Replayed(model, batch_size)
+    except RuntimeError:  # a model that cannot be copied, such as one with tensors worked out from its parameters
+        return None
 
 
 class _Replay(torch.autograd.Function):

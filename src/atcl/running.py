@@ -204,6 +204,7 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
         model = run.fresh_model(build)
         if next(model.parameters(), None) is None:
             raise AtclError(f"the model {run.recipe.model} has no parameters to train")
+        _check_copies(run, model)
         try:
             with evaluating(model), torch.no_grad():
                 logits = model(as_float(problem.train.x[:2].cpu()))
@@ -212,6 +213,15 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
         _check_batches(run, model, problem)
     if logits.shape != (min(2, len(problem.train)), run.classes):
         raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+
+
+def _check_copies(run: Run, model: Module) -> None:
+    """Refuse a model that keeps tensors worked out from its parameters: attacks and onlookers look at copies of it."""
+    try:
+        copy.deepcopy(model)
+    except RuntimeError as error:
+        remedy = "weight_norm of torch.nn.utils.parametrizations can be, that of torch.nn.utils cannot"
+        raise AtclError(f"the model {run.recipe.model} cannot be copied, as attacks need ({remedy}): {str(error).split('.')[0]}") from None
 
 
 def _check_batches(run: Run, model: Module, problem: Problem) -> None:

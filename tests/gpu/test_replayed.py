@@ -1,5 +1,7 @@
 """A model replayed from CUDA graphs answers as the model itself, for every size, in any order."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -139,6 +141,13 @@ def test_a_model_that_cannot_be_recorded_is_asked_itself() -> None:
         x = torch.rand(5, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x))
     assert torch.rand(3, device="cuda").isfinite().all()  # the device goes on
+
+
+def test_a_model_that_cannot_be_copied_is_asked_itself() -> None:
+    with warnings.catch_warnings(action="ignore"):  # the older form of this norm is on its way out
+        net = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(9, 3))).cuda()
+    with replayed(net, 8) as quick:
+        assert quick is net
 
 
 def test_parameters_are_left_as_they_were_and_numbers_agree() -> None:
