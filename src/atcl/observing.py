@@ -208,8 +208,8 @@ def onlooking(
     known: dict[object, Work] = {}
 
     def repeated(key: object, work: Work) -> Work:
-        """Return the first work of a key: what changes with the epochs it is given as tensors."""
-        return known.setdefault(key, inner.repeated(work, data.device))
+        """Return the first work of a key where that is recorded: what changes with the epochs it is given as tensors."""
+        return known.setdefault(key, inner.repeated(work, data.device)) if inner.records else work
 
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase

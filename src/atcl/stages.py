@@ -189,7 +189,7 @@ def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engin
     model, test, device = snapshot.model, problem.test, snapshot.memory.device
     assert test is not None
 
-    def look() -> Tensor:  # where each image costs, those that have fallen are left out
+    def look() -> Tensor:  # as the chosen epoch is measured, bit for bit
         found = measure(model, test, wanted.threat, ("natural", "pgd20"))
         return torch.tensor([found[name].accuracy for name in ("natural", "pgd20")], dtype=torch.float64)
 
