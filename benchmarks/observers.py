@@ -1,29 +1,32 @@
-"""What onlookers cost at their default frequency: two runs in one process, one with and one without, that take turns by epochs.
+"""What onlookers cost at their default frequency: how long each look takes, beside the epochs of the same run without any.
 
-python benchmarks/observers.py --recipe kuzushiji/oracle --epochs 12
+python benchmarks/observers.py --recipe kuzushiji/oracle --epochs 8
 
-Only epochs from the third on count: the first two compile and record. Turns, since a shared machine drifts by more than onlookers cost.
+Two runs take turns by epochs in one process, since a shared machine drifts by more than onlookers cost. One is looked at after each epoch, and its
+looks are timed. Only epochs from the fourth on count: those before compile and record. The share is that of a whole run, with as many looks as it
+plans by itself.
 """
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 import tyro
 
-from atcl.engines import engine_of
+from atcl.engines import engine_of, room_to_compile
 from atcl.environment import environment, resolve
-from atcl.observing import OBSERVATIONS, onlooking
+from atcl.observing import OBSERVATIONS, Sight, Values, onlooking, planned
 from atcl.recipes import Recipe, recipe
 from atcl.running import passes, problem_of
 from atcl.runs import Problem, Run
 from atcl.seeds import forked_rng
 from atcl.training import Learner, Snapshot, fitting
 
-SETTLED = 2  # epochs after which one counts
+SETTLED = 3  # epochs after which one counts
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Options:
     """What is timed."""
 
     recipe: str = "digits/oracle"
-    epochs: int | None = None
-    """of its first stage; None: all"""
+    epochs: int = 8
+    """of its first stage, that are run"""
     observe: tuple[str, ...] = tuple(OBSERVATIONS)
     device: str = "auto"
     data_dir: Path | None = None
@@ -46,12 +49,30 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+class Stopwatch:
+    """Adds up the time of looks, by the name of what is looked at."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds = device, dict[str, list[float]]()
+
+    def timed(self, name: str, of: Callable[[Sight], Values]) -> Callable[[Sight], Values]:
+        """Return a look that notes how long it took."""
+
+        def look(sight: Sight) -> Values:
+            began = now(self.device)
+            values = of(sight)
+            self.seconds.setdefault(name, []).append(now(self.device) - began)
+            return values
+
+        return look
+
+
 def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Path) -> Iterator[float]:
     """Train a run, and yield the seconds of each epoch after it."""
-    (stage,), data = wanted.stages, problem.train
+    (stage, *_), data = wanted.stages, problem.train
     run = Run(folder, "observed", 1, wanted, data.classes, wanted.shape)
     learner = Learner(run.fresh_model(), data, stage)
-    engine, observers = onlooking(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), say=print)
+    engine, observers = onlooking(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1)
     over = [False]
 
     def mark(_: Snapshot) -> Iterator[None]:
@@ -66,17 +87,26 @@ def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Pat
 
 
 def main(options: Options) -> None:
-    """Print what the onlookers add to an epoch."""
-    device, whole = resolve(options.device), recipe(options.recipe)
-    stage = whole.stages[0]
-    wanted = replace(whole, stages=(replace(stage, epochs=min(options.epochs or stage.epochs, stage.epochs)),))
-    problem = problem_of(wanted, 1, options.data_dir).to(device)
-    with tempfile.TemporaryDirectory() as folder, forked_rng():
-        turns = list(zip(*(epochs(wanted, problem, seen, Path(folder)) for seen in ((), options.observe)), strict=True))
-    alone, watched = map(sum, zip(*turns[SETTLED:], strict=True))
-    number, about, names = len(turns) - SETTLED, environment(device), ", ".join(options.observe)
-    print(f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}: {names}")
-    print(f"an epoch, mean of {number}: {alone / number:.3f} s alone, {watched / number:.3f} s with onlookers, {100 * (watched / alone - 1):+.1f}%")
+    """Print what a look takes, and what the onlookers add to a run."""
+    if options.epochs <= SETTLED:
+        raise SystemExit(f"give --epochs more than {SETTLED}: the first {SETTLED} do not count")
+    device, wanted = resolve(options.device), recipe(options.recipe)
+    stage, problem, watch = wanted.stages[0], problem_of(wanted, 1, options.data_dir).to(device), Stopwatch(device)
+    for name in options.observe:
+        OBSERVATIONS[name] = replace(OBSERVATIONS[name], of=watch.timed(name, OBSERVATIONS[name].of))
+    with tempfile.TemporaryDirectory() as folder, forked_rng(), room_to_compile(2):
+        both = (epochs(wanted, problem, seen, Path(folder)) for seen in ((), options.observe))
+        turns = list(islice(zip(*both, strict=True), options.epochs))[SETTLED:]
+    alone, watched = (sum(times) / len(turns) for times in zip(*turns, strict=True))
+    looks = {name: sum(times[SETTLED:]) / len(times[SETTLED:]) for name, times in watch.seconds.items()}
+    steps, about = watched - sum(looks.values()) - alone, environment(device)  # what notes in each step add to an epoch, and noise
+    print(f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}")
+    print(f"an epoch, mean of {len(turns)}: {alone:.3f} s alone; watched, without its looks, {1000 * steps:+.1f} ms")
+    plan = planned(options.observe, stage, problem, device)
+    for name, seconds in looks.items():
+        print(f"a look at {name} {1000 * seconds:.1f} ms, {len(plan[name])} of them in {stage.epochs} epochs")
+    added = sum(looks[name] * len(plan[name]) for name in looks) + max(0.0, steps) * stage.epochs
+    print(f"together: {100 * added / (alone * stage.epochs):+.1f}%")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,12 @@
+import signal
+
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, as tests send it, also where whoever started them ignores it, as a shell does in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

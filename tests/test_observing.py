@@ -1,15 +1,18 @@
 """Onlookers record, and change nothing."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Generator, Tensor
 
 from atcl import journal
+from atcl.engines import EAGER, Engine, Step
 from atcl.errors import AtclError
 from atcl.lookback import look_back
-from atcl.observing import FILE, OBSERVATIONS, SHARE, observed_epochs
+from atcl.observing import FILE, OBSERVATIONS, ON_GPU, SHARE, observed_epochs, planned
 from atcl.recipes import RECIPES, Recipe
 from atcl.running import train
 from atcl.runs import Problem, Run
@@ -131,8 +134,9 @@ def test_what_so_short_a_run_cannot_afford_is_told(tmp_path: Path) -> None:
     assert "--observe-every" in said[-1]
 
 
+@pytest.mark.parametrize(("device", "weight", "fewest"), [("cpu", 1, 20), ("cuda", ON_GPU, 10)])
 @pytest.mark.parametrize("name", ["kuzushiji/oracle", "kuzushiji/warmup-pla", "cifar10/warmup-pla"])
-def test_by_default_all_onlookers_together_keep_to_their_share(name: str) -> None:
+def test_by_default_all_onlookers_together_keep_to_their_share(name: str, device: str, weight: int, fewest: int) -> None:
     stage, sizes = RECIPES[name]().stages[0], {"kuzushiji": 60_000, "cifar10": 50_000}
     images = sizes[name.partition("/")[0]]
     problem = tiny.problem(RECIPES[name]().labels)
@@ -145,13 +149,33 @@ def test_by_default_all_onlookers_together_keep_to_their_share(name: str) -> Non
     object.__setattr__(sized, "train", Sized())
     object.__setattr__(sized, "test", problem.test and Sized())
     work = images * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
-    spent = 0
-    for one in OBSERVATIONS.values():
-        cost = one.passes(stage, sized)
-        looks = observed_epochs(stage.epochs, int(SHARE / len(OBSERVATIONS) * work // cost))
-        assert len(looks) >= 20, "too few to draw a curve from"
-        spent += cost * len(looks)
-    assert spent <= SHARE * work
+    plan = planned(ALL, stage, sized, torch.device(device))
+    assert min(map(len, plan.values())) >= fewest, "too few to draw a curve from"
+    assert weight * sum(OBSERVATIONS[each].passes(stage, sized) * len(epochs) for each, epochs in plan.items()) <= SHARE * work
+    for each in ALL:
+        assert len(planned([each], stage, sized, torch.device(device))[each]) >= 20
+
+
+@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])
+def test_what_is_recorded_at_the_first_look_sees_later_epochs_as_they_are(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that always runs the first work that it was given: on a GPU a recording does."""
+
+    @dataclass(frozen=True)
+    class First(Engine):
+        records: bool = True
+
+        def repeated(self, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+            return function
+
+        def whole(self, step: Step, rng: Generator) -> Step:
+            return step
+
+    recipe, found = tiny.changing(tiny.RECIPES[name]), []
+    for engine in (First(), EAGER):
+        monkeypatch.setattr("atcl.running.engine_of", lambda *names, engine=engine, **more: engine)
+        found.append(observed(go(tmp_path / type(engine).__name__, recipe, ALL)))
+    assert len(found[0]) == 8 * len(recipe.stages)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

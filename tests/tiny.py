@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from atcl.labels import Complementary, Given, LabelSource, weaken
 from atcl.recipes import METHODS, Recipe
 from atcl.runs import Problem
+from atcl.schedules import CosineRise, LinearFall
+from atcl.supervision import PseudoLabels
 from atcl.tasks import OWN, TASKS, Task
 from atcl.truth import Split, Truth
 
@@ -53,6 +55,15 @@ def shrunk(task: Task) -> Task:
         budget=replace(task.budget, steps=2, step_size=task.budget.epsilon), decay=(2,) if task.decay else (), rise=min(task.rise, 2),
         augmentation=replace(task.augmentation, padding=min(task.augmentation.padding, 1)), shape=SHAPE,
     )  # fmt: skip
+
+
+def changing(recipe: Recipe) -> Recipe:
+    """A recipe of eight epochs a stage, in each of which the attack, and gamma where there are pseudo-labels, is another."""
+    stages = []
+    for stage in recipe.stages:
+        gamma = LinearFall(1.0, 8) if isinstance(stage.supervision, PseudoLabels) else stage.gamma
+        stages.append(replace(stage, epochs=8, strength=CosineRise(1.0, 8), gamma=gamma))
+    return replace(recipe, stages=tuple(stages))
 
 
 def recipes() -> dict[str, Recipe]:

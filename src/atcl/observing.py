@@ -30,7 +30,7 @@ IMAGES = 256  # the paper's batch: training images that gradients and attacks ar
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
 SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it takes less than 5% of the time
-ON_GPU = 4  # passes of a training step, compiled and in a low precision, that take as long as one of an onlooker on a GPU, which is neither
+ON_GPU = 2  # passes of a training step, compiled and in a low precision, that a pass of an onlooker, which is neither, counts as on a GPU
 
 Values = dict[str, float | list[float] | None]
 Work = Callable[..., Tensor]  # of tensors alone
@@ -49,7 +49,7 @@ class Sight:
     threat: Threat
     seed: int  # of the onlookers of this run, no other uses it
     norms: tuple[float, ...] = ()  # of the gradients of first and last layer: the mean over the epoch's steps
-    repeated: Callable[[object, Work], Work] = lambda key, work: work  # work that comes again by this key, as the stage's engine runs it
+    repeated: Callable[[str, object, Work], Work] = lambda name, kind, work: work  # work of a name that comes again, as the stage's engine runs it
 
     def rng(self, *path: int | str) -> Generator:
         """Return a generator of one's own: what is drawn from it shifts no other number."""
@@ -72,26 +72,26 @@ def gradients(sight: Sight) -> Values:
     rng = sight.rng("gradients", sight.phase.epoch)
     index = torch.randperm(len(sight.data), generator=rng, device=rng.device)[:IMAGES]
     batch = sight.data.batch(index, sight.stage.augmentation, rng)
-    targets, budget, objective = _targets(sight, batch), sight.phase.budget, sight.stage.objective
+    model, targets, budget, objective = sight.model, _targets(sight, batch), sight.phase.budget, sight.stage.objective
     adv = batch.x
     if budget.steps:
         told = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
 
         def attack(x: Tensor, start: Tensor, epsilon: Tensor, step_size: Tensor, *tensors: Tensor) -> Tensor:
-            climb = objective.climb(sight.model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
-            return pgd(sight.model, x, climb, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
+            climb = objective.climb(model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
+            return pgd(model, x, climb, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
 
         start = STARTS[budget.start](batch.x, budget.epsilon, NORMS[budget.norm], rng)
         dials = (batch.x.new_tensor(dial) for dial in (budget.epsilon, budget.step_size))
-        adv = sight.repeated(("gradients", budget.steps, len(batch.x)), attack)(batch.x, start, *dials, *told.values())
-    first, last = first_and_last(sight.model)
+        adv = sight.repeated("gradients", budget.steps, attack)(batch.x, start, *dials, *told.values())
+    first, last = first_and_last(model)
     # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
-    parts = image_gradients(sight.model, objective, batch.x, adv, targets, first, rng)
+    parts = image_gradients(model, objective, batch.x, adv, targets, first, rng)
     variance = direction_variance(parts)
     if sight.norms:
         first_norm, last_norm = sight.norms
     else:  # no steps to look at, as on a checkpoint: the gradient of this batch
-        both = (parts, image_gradients(sight.model, objective, batch.x, adv, targets, last, rng))
+        both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
         first_norm, last_norm = (float(one.sum(0).norm()) for one in both)
     return {
         "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,
@@ -110,7 +110,7 @@ def attacks(sight: Sight) -> Values:
 
     x, candidates, true = probe(sight.problem, sight.seed)
     start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], sight.rng("attacks", sight.phase.epoch))
-    found = sight.repeated("attacks", qualities)(x, candidates, true, start)
+    found = sight.repeated("attacks", None, qualities)(x, candidates, true, start)
     values: Values = {}
     for name, parts in zip((ORACLE, *PAPER, GUESSED), found, strict=True):
         for metric, each in _metrics(Quality(*parts)).items():
@@ -123,7 +123,7 @@ def test_accuracy(sight: Sight) -> Values:
     """Natural and PGD20 accuracy on the first images of the test set."""
     test = sight.problem.test
     assert test is not None
-    look = glance(sight.model, sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ascent, repeated=partial(sight.repeated, "test"))
+    look = glance(sight.model, sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ascent, repeated=partial(sight.repeated, "test", None))
     natural, pgd20 = look().tolist()
     return {"test_natural": natural, "test_pgd20": pgd20}
 
@@ -163,6 +163,13 @@ def observed_epochs(epochs: int, looks: int) -> set[int]:
     return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
 
 
+def planned(names: Sequence[str], stage: Stage, problem: Problem, device: torch.device) -> dict[str, set[int]]:
+    """Return the epochs that each is looked at by default: as many as keep all together to their share of the passes."""
+    room = SHARE / len(names) * len(problem.train) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    room /= ON_GPU if device.type == "cuda" else 1
+    return {name: observed_epochs(stage.epochs, int(room // max(1, OBSERVATIONS[name].passes(stage, problem)))) for name in names}
+
+
 def check_names(names: Sequence[str], every: int | None) -> None:
     """Refuse an unknown name, and a number of epochs that is none."""
     for name in names:
@@ -197,19 +204,20 @@ def onlooking(
     if not names:
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / FILE
-    room = SHARE / len(names) * len(data) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
-    room /= ON_GPU if data.device.type == "cuda" else 1
-    afforded = {name: int(room // max(1, OBSERVATIONS[name].passes(stage, problem))) for name in names}
-    for name in (name for name, looks in afforded.items() if not (looks or every)):
+    plan = {name: {*range(1, stage.epochs, every), stage.epochs} for name in names} if every else planned(names, stage, problem, data.device)
+    for name in (name for name, epochs in plan.items() if not epochs):
         share = "one look takes more than its share of the 5% that onlookers may cost"
         say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
-    plan = {name: {*range(1, stage.epochs, every), stage.epochs} if every else observed_epochs(stage.epochs, afforded[name]) for name in afforded}
     noting = Noting.of(learner, inner) if "gradients" in names else None
-    known: dict[object, Work] = {}
+    known: dict[str, tuple[object, Work]] = {}
 
-    def repeated(key: object, work: Work) -> Work:
-        """Return the first work of a key where that is recorded: what changes with the epochs it is given as tensors."""
-        return known.setdefault(key, inner.repeated(work, data.device)) if inner.records else work
+    def repeated(name: str, kind: object, work: Work) -> Work:
+        """Return the first work of this kind, where it is recorded: what changes from look to look it is given as tensors."""
+        if not inner.records:
+            return work
+        if name not in known or known[name][0] != kind:  # the recording of another kind is dropped
+            known[name] = (kind, inner.repeated(work, data.device))
+        return known[name][1]
 
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase

@@ -1,16 +1,15 @@
 """Onlookers on a GPU: what they record is what they would see without recordings; without a GPU these tests skip."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from atcl import journal
-from atcl.engines import Engine, Recording
-from atcl.observing import FILE, OBSERVATIONS
+from atcl import journal, observing
+from atcl.engines import Recording
+from atcl.observing import FILE, OBSERVATIONS, Sight
 from atcl.running import train
 from tests import tiny
 
@@ -19,9 +18,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])
 def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two looks are plain, and the weights, epsilon and gamma of those that follow are others than were recorded."""
-    recipe = tiny.RECIPES[name]
-    longer = replace(recipe, stages=tuple(replace(stage, epochs=8) for stage in recipe.stages))
+    """The first two looks are plain; weights, attack and gamma of those that follow are others than were recorded."""
+    recipe = tiny.changing(tiny.RECIPES[name])
     plays: Counter[int] = Counter()  # by how many tensors they are given
 
     def counted(self: Recording, *given: Tensor) -> Tensor:
@@ -34,9 +32,9 @@ def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monke
         if way == "plain":
             assert plays[4] > 0  # attacks
             assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
-            monkeypatch.setattr(Engine, "repeated", lambda self, function, device: function)
+            monkeypatch.setattr(observing, "Sight", lambda *parts: Sight(*parts[:-1]))  # each look runs its own work
         run = train(
-            longer, seed=1, out=tmp_path / way, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=tuple(OBSERVATIONS),
+            recipe, seed=1, out=tmp_path / way, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=tuple(OBSERVATIONS),
             every=1, deterministic=True,
         )  # fmt: skip
         found[way] = journal.read(run.folder / FILE)
