@@ -226,6 +226,18 @@ def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: P
     assert {row["l1_to_oracle"] for row in oracle} == {"0.0"}
 
 
+@pytest.mark.parametrize(("lacking", "said"), [((), ""), ((1,), " (2 to 3 of 3 seeds)"), ((1, 2, 3), "")])  # the last is said in the panel
+def test_a_legend_says_of_how_many_seeds_its_curves_are(lacking: tuple[int, ...], said: str) -> None:
+    runs = [
+        replace(one, records=tuple({key: value for key, value in record.items() if key != "gradient.variance"} for record in one.records))
+        if one.seed in lacking else one
+        for one in invented(PAPER_SETTING)
+    ]  # fmt: skip
+    figure = draw_curves(drawn("gradients", PAPER_SETTING, runs), 3, "")
+    entries = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert entries == [f"{name}{said}" for name in ("oracle", "LOG", "warm-up + PLA")]
+
+
 def test_a_file_is_no_folder_for_figures(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert main(["figure", "warmup", "--out", str(tmp_path / "file")]) == 1

@@ -146,13 +146,21 @@ def _alike(one: Mean, two: Mean) -> bool:
 
 def _entries(panels: Sequence[Drawn]) -> dict[str, Curve]:
     """Return the entries of a legend: each curve once, with how many seeds it lacks in those panels that show anything."""
-    found: dict[str, tuple[Curve, int, int]] = {}  # label -> curve, seeds that were run, seeds that were asked for
+    found: dict[str, tuple[Curve, set[int], int]] = {}  # label -> curve, seeds that were run for each panel, seeds that were asked for
     for one in [one for one in panels if _shows(one)] or panels:
         for curve, mean in one.curves:
             seeds = one.seeds if curve.planned else mean.seeds if mean else 0
-            found[curve.label] = curve, min(seeds, found.get(curve.label, (curve, seeds, 0))[1]), one.seeds
-    return {label + ("" if seeds == asked else f" ({seeds} of {asked} seeds)" if seeds else " (no run yet)"): curve
-            for label, (curve, seeds, asked) in found.items()}  # fmt: skip
+            found[curve.label] = curve, {seeds} | found.get(curve.label, (curve, set[int](), 0))[1], one.seeds
+    return {label + _lacking(seeds, asked): curve for label, (curve, seeds, asked) in found.items()}
+
+
+def _lacking(seeds: set[int], asked: int) -> str:
+    fewest, most = min(seeds), max(seeds)
+    if fewest == asked:
+        return ""
+    if not most:
+        return " (no run yet)"
+    return f" ({fewest if fewest == most else f'{fewest} to {most}'} of {asked} seeds)"
 
 
 def _handles(entries: Mapping[str, Curve]) -> "list[Line2D]":
