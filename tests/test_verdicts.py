@@ -32,7 +32,7 @@ from atcl.verdicts import BATCH, WORST, Judge, batch_of, evaluate, glance, measu
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load at its birth
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from atcl.running import train
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo"])  # what an optimiser would load at its birth
+CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load at its birth
 
 
 def start(name: str, folder: Path) -> BaseProcess:
