@@ -29,7 +29,7 @@ FILE = "analysis.jsonl"
 IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
-SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it takes less than 5% of the time
+SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it is to take less than 5% of the time
 ON_GPU = 2  # passes of a training step, compiled and in a low precision, that a pass of an onlooker, which is neither, counts as on a GPU
 
 Values = dict[str, float | list[float] | None]
@@ -206,7 +206,7 @@ def onlooking(
     stage, path = run.recipe.stages[number], run.folder / FILE
     plan = {name: {*range(1, stage.epochs, every), stage.epochs} for name in names} if every else planned(names, stage, problem, data.device)
     for name in (name for name, epochs in plan.items() if not epochs):
-        share = "one look takes more than its share of the 5% that onlookers may cost"
+        share = "one look takes more than its share of what onlookers may cost"
         say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
     noting = Noting.of(learner, inner) if "gradients" in names else None
     known: dict[str, tuple[object, Work]] = {}
