@@ -265,21 +265,28 @@ def test_any_classifier_arrays_and_lists_are_taken() -> None:
     assert atcl.evaluate is evaluate
 
 
-def test_a_glance_is_what_natural_accuracy_and_pgd20_are_and_repeats_whole_batches_alone(model: nn.Module) -> None:
-    test, threat, sizes = digits().test.take(slice(45)), Threat(0.06, 0.01), list[int]()
+def test_a_glance_is_natural_accuracy_and_pgd20_of_those_that_are_naturally_right_and_repeats_whole_batches_alone(model: nn.Module) -> None:
+    test, threat, sizes = digits().test.take(slice(145)), Threat(0.06, 0.01), list[tuple[int, int]]()
 
     def noting(judge: Judge) -> Judge:
-        def run(x: Tensor, labels: Tensor, start: Tensor) -> Tensor:
-            sizes.append(len(x))
-            return judge(x, labels, start)
+        def run(*given: Tensor) -> Tensor:
+            sizes.append((len(given), len(given[0])))
+            return judge(*given)
 
         return run
 
-    look = glance(model, Twin(model), test, threat, ascent, repeated=noting, seed=5, batch_size=20)
-    found = measure(model, test, threat, ["natural", "pgd20"], seed=5, batch_size=20)
-    assert look().tolist() == [found["natural"].accuracy, found["pgd20"].accuracy]
-    assert 0 < found["pgd20"].accuracy < found["natural"].accuracy
-    assert sizes == [20, 20]
+    right = model(test.x.float() / 255).argmax(1) == test.truth.labels
+    natural, whole = int(right.sum()), Split(test.x[right], Truth(test.truth.labels[right], 10))
+    assert natural % 20 > 0  # the last batch of those that are attacked is smaller
+    assert 0 < natural < 145
+    attacked = measure(model, whole, threat, ["pgd20"], seed=5, batch_size=20)["pgd20"].correct
+    assert 0 < attacked < natural
+    plain, noted = (glance(model, Twin(model), test, threat, ascent, seed=5, batch_size=20, **way) for way in ({}, {"repeated": noting}))
+    for look in (plain, noted):
+        assert look.attacked(look.natural()).tolist() == pytest.approx([100 * natural / 145, 100 * attacked / 145])
+    assert sizes == [(2, 20)] * 7 + [(3, 20)] * -(-natural // 20)
+    none = torch.zeros(145, dtype=torch.bool)
+    assert noted.attacked(none).tolist() == [0, 0]
 
 
 def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +331,8 @@ def test_a_look_copies_no_number_from_the_host(model: nn.Module, norm: str) -> N
 
         return run
 
-    glance(model, Twin(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), ascent, repeated=noting, batch_size=20)()
+    look = glance(model, Twin(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), ascent, repeated=noting, batch_size=20)
+    look.attacked(look.natural())
     assert "aten.addmm.default" in noted.seen
     assert "aten.lift_fresh.default" not in noted.seen
     with noted:

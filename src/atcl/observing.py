@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,9 @@ def test_accuracy(sight: Sight) -> Values:
     """Natural and PGD20 accuracy on the first images of the test set."""
     test = sight.problem.test
     assert test is not None
-    look = glance(sight.model, sight.model, test.take(slice(TEST_IMAGES)), sight.threat, ascent, repeated=partial(sight.repeated, "test", None))
-    natural, pgd20 = look().tolist()
+    seen, repeated = test.take(slice(TEST_IMAGES)), lambda work: sight.repeated(f"test, {work.__name__}", None, work)
+    look = glance(sight.model, sight.model, seen, sight.threat, ascent, repeated=repeated)
+    natural, pgd20 = look.attacked(look.natural()).tolist()
     return {"test_natural": natural, "test_pgd20": pgd20}
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import PseudoLabels, relabel, with_sole_candidate
 from atcl.training import Learner, Observer, Snapshot, Stage, fitting
-from atcl.verdicts import glance, measure
+from atcl.verdicts import Glance, glance, measure
 
 
 class Watcher:
@@ -169,7 +169,10 @@ def _observer(run: Run, problem: Problem, position: Position, means: Means, writ
         if best.rule and best.rule.on == "test" and problem.test is not None:
             look = look or _looking(run.recipe, problem, snapshot, means.engine)
             with multiplying(snapshot.twin.kind):
-                found = look()
+                right = look.natural()
+            yield
+            with multiplying(snapshot.twin.kind):
+                found = look.attacked(right)
             yield
             record |= {**dict(zip(("test_natural", "test_pgd20"), found.tolist(), strict=True)), "crafted": snapshot.twin.kind}
         if best.rule and best.rule.considers(grown=run.recipe.stages[number].grown(phase.epoch)):
@@ -184,17 +187,17 @@ def _observer(run: Run, problem: Problem, position: Position, means: Means, writ
     return observe
 
 
-def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engine) -> Callable[[], Tensor]:
-    """Return a function that begins to measure natural accuracy and PGD20 on the test set, which choose an epoch; the chosen one is measured anew."""
+def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engine) -> Glance:
+    """Return a look at natural accuracy and PGD20 on the test set, which choose an epoch; the chosen one is measured anew."""
     model, test, device = snapshot.model, problem.test, snapshot.memory.device
     assert test is not None
 
-    def look() -> Tensor:  # as the chosen epoch is measured, bit for bit
+    def whole(_: Tensor) -> Tensor:  # as the chosen epoch is measured, bit for bit
         found = measure(model, test, wanted.threat, ("natural", "pgd20"))
         return torch.tensor([found[name].accuracy for name in ("natural", "pgd20")], dtype=torch.float64)
 
     if device.type != "cuda":
-        return look
+        return Glance(lambda: torch.empty(0), whole)
     # one model and one twin see a stage through, and are brought up to date in place: what is recorded stays true
     return glance(model, snapshot.twin, test, wanted.threat, snapshot.ascend, repeated=partial(engine.repeated, device=device))
 

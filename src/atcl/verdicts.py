@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.acceleration import Replayed, activation_bytes, replayed
-from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
+from atcl.attacks import NORMS, STARTS, Ascend, Threat, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, finished, judged, machine
 from atcl.errors import AtclError, pick
@@ -25,7 +24,7 @@ WORST = "worst"  # the pointwise worst case over everything run
 BATCH = 500  # images at a time
 WIDEST, ROOM = 10_000, 1 / 20  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
 
-Judge = Callable[..., Tensor]  # images, labels, start -> (2,): how many are naturally right, and how many of them under attack too
+Judge = Callable[..., Tensor]  # images, labels, and where to start an attack -> (n,) bool: which the model gets right
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
 
 
@@ -145,31 +144,52 @@ def batch_of(model: Module, test: Split) -> int:
     return max(BATCH, min(WIDEST, room // each // BATCH * BATCH))
 
 
+@dataclass(frozen=True)
+class Glance:
+    """Natural accuracy and that under PGD20, in two strokes: those who share a device begin each before anyone waits for its answer."""
+
+    natural: Callable[[], Tensor]  # -> (n,) bool: which images are naturally right; it waits for nothing
+    attacked: Callable[[Tensor], Tensor]  # these -> (2,) percent; it waits for what it is given, and for nothing else
+
+
 def glance(
     model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
     seed: int = 0, batch_size: int = BATCH,
-) -> Callable[[], Tensor]:  # fmt: skip
-    """Return a function that begins to measure natural accuracy and that under PGD20 crafted on `twin`, in percent, and waits for no answer."""
+) -> Glance:  # fmt: skip
+    """Return a look at natural accuracy and at that under PGD20 crafted on `twin`, for which only images that are naturally right are attacked."""
     device, geometry = device_of(model, test.x.device), pick(NORMS, threat.norm, "norm")
     idle = generator(device, seed)  # nothing is drawn inside
 
-    def judge(x: Tensor, labels: Tensor, start: Tensor, ascend: Ascend = ascend) -> Tensor:
-        adv = pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, start=given(start), rng=idle, ascend=ascend)
-        with torch.no_grad():
-            right = model(x).argmax(1) == labels
-            return torch.stack([right.sum(), (right & (model(adv).argmax(1) == labels)).sum()])
+    @torch.no_grad()
+    def naturally(x: Tensor, labels: Tensor) -> Tensor:
+        right: Tensor = model(x).argmax(1) == labels
+        return right
 
-    whole, rest = repeated(judge), partial(judge, ascend=ascent)  # a last, smaller batch is not worth compiling or recording for
+    def attack(x: Tensor, labels: Tensor, start: Tensor) -> Tensor:
+        return naturally(pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, start=given(start), rng=idle, ascend=ascend), labels)
 
-    def look() -> Tensor:
-        counts = torch.zeros(2, dtype=torch.float64, device=device)
-        for number, (images, truth) in enumerate(zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)):
-            x, labels = as_float(images.to(device, non_blocking=True)), truth.to(device, non_blocking=True)
-            start = STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number))
-            counts += (whole if len(x) == batch_size else rest)(x, labels, start)
-        return 100 * counts / len(test)
+    pure, quick = repeated(naturally), repeated(attack)
 
-    return look
+    def there(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return as_float(x.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
+
+    def natural() -> Tensor:
+        parts = (there(*part) for part in zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True))
+        # a smaller batch is not worth a recording; the answer of one lasts until the next
+        return torch.cat([(pure if len(x) == batch_size else naturally)(x, labels).clone() for x, labels in parts])
+
+    def attacked(right: Tensor) -> Tensor:
+        standing = right.new_zeros((), dtype=torch.float64)
+        index = right.nonzero()[:, 0].to(test.x.device)
+        for number, part in enumerate(index.split(batch_size) if len(index) else ()):
+            x, labels = there(test.x[part], test.truth.labels[part.to(test.truth.labels.device)])
+            asked = [x, labels, STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number))]
+            if quick is not attack:  # the last batch too is replayed, filled up with its first image
+                asked = [torch.cat([one, one[:1].expand(batch_size - len(one), *one.shape[1:])]) for one in asked]
+            standing += quick(*asked)[: len(part)].sum()
+        return 100 * torch.stack([right.sum().double(), standing]) / len(test)
+
+    return Glance(natural, attacked)
 
 
 def withstood(

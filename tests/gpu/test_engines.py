@@ -137,10 +137,11 @@ def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.M
             for parameter in model.parameters():
                 parameter.add_(0.2 * torch.randn_like(parameter))
         twin.follow()
-        assert quick().tolist() == plain().tolist()
-        seen.add(tuple(plain().tolist()))
+        found = [look.attacked(look.natural()).tolist() for look in (quick, plain)]
+        assert found[0] == found[1]
+        seen.add(tuple(found[1]))
     assert len(seen) > 1
-    assert plays == [8] * (2 * 4 - PLAIN)
+    assert plays.count(8) == len(plays) >= 2 * 4 - PLAIN  # two whole batches naturally; how many are attacked depends on how many are right
 
 
 def recording(judge: Callable[..., Tensor]) -> Callable[..., Tensor]:
