@@ -1,0 +1,136 @@
+"""When does direct training leave the constant answers that it begins with? The same seed under changes of what the paper leaves open.
+
+python benchmarks/plateau.py --recipe mnist/direct-log --variants recipe fp32 random-head --epochs 100
+
+All variants train together. The one that bears on a question is compared with `recipe`: the recipe as it is.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from atcl.environment import environment, resolve
+from atcl.files import write_json
+from atcl.losses import LOSSES, Targets
+from atcl.models import MODELS
+from atcl.objectives import MinMax
+from atcl.precisions import Precision
+from atcl.recipes import Recipe, recipe
+from atcl.running import Order, Way, train_all
+from atcl.stages import Watcher
+
+AWAY = 5.0  # points of natural accuracy above that of the first epoch: the answers are no longer constant
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared."""
+
+    recipe: str = "mnist/direct-log"
+    variants: tuple[str, ...] = ("recipe", "fp32", "random-head")
+    seeds: tuple[int, ...] = (1,)
+    epochs: int | None = None
+    """fewer than the recipe's"""
+    device: str = "auto"
+    data_dir: Path | None = None
+    out: Path | None = None
+    """also write a JSON file, anew after each epoch"""
+
+
+def softmax_then_log(logits: Tensor, targets: Targets) -> Tensor:
+    """LOG as the official code computes it."""
+    return -(targets.correction * (targets.weights * logits.softmax(1)).sum(1).log()).mean()
+
+
+def in_precision(precision: Precision) -> Callable[[Recipe], Recipe]:
+    """Return a change to another precision."""
+    return lambda wanted: replace(wanted, stages=tuple(replace(stage, precision=precision) for stage in wanted.stages))
+
+
+def with_random_head(wanted: Recipe) -> Recipe:
+    """Let the last layer start as PyTorch draws one, in the place of zero."""
+    name, build = f"{wanted.model}_random_head", MODELS[wanted.model]
+
+    def drawn(classes: int, shape: tuple[int, int, int]) -> nn.Module:
+        model = build(classes, shape)
+        last = [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1]
+        last.reset_parameters()
+        return model
+
+    MODELS[name] = drawn
+    return replace(wanted, model=name)
+
+
+def with_softmax(wanted: Recipe) -> Recipe:
+    """Compute LOG by softmax, then logarithm."""
+    if any(stage.objective != MinMax("log") for stage in wanted.stages):
+        raise SystemExit("softmax is a way to compute LOG, and the recipe has another loss")
+    LOSSES["softmax_then_log"] = replace(LOSSES["log"], of=softmax_then_log)
+    return replace(wanted, stages=tuple(replace(stage, objective=MinMax("softmax_then_log")) for stage in wanted.stages))
+
+
+VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
+    "recipe": lambda wanted: wanted,
+    "fp32": in_precision(Precision("fp32", "fp32")),
+    "tf32": in_precision(Precision("tf32", "tf32")),
+    "bf16": in_precision(Precision("bf16", "bf16")),
+    "random-head": with_random_head,
+    "softmax": with_softmax,
+}
+
+
+@dataclass
+class Noting(Watcher):
+    """Keeps natural accuracy and PGD20 of each epoch."""
+
+    after: Callable[[], None]
+    epochs: list[dict[str, float]] = field(default_factory=list)
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        self.epochs.append({name: record[name] for name in ("epoch", "loss", "test_natural", "test_pgd20")})
+        self.after()
+
+    @property
+    def left(self) -> float | None:
+        """The first epoch from which on natural accuracy stays above that of a constant answer."""
+        kept = [one["epoch"] for one in self.epochs if one["test_natural"] <= self.epochs[0]["test_natural"] + AWAY]
+        return kept[-1] + 1 if kept and kept[-1] < self.epochs[-1]["epoch"] else None
+
+
+def main(options: Options) -> None:
+    """Train, and print for each variant when it leaves the plateau and where it ends."""
+    wanted = replace(recipe(options.recipe), selection="test_pgd20")  # so that each epoch looks at the test set
+    if options.epochs:
+        wanted = replace(wanted, stages=tuple(replace(stage, epochs=min(stage.epochs, options.epochs)) for stage in wanted.stages))
+    changed = {name: VARIANTS[name](wanted) for name in options.variants}
+    device, began = resolve(options.device), time.perf_counter()
+    notes: dict[str, Noting] = {}
+
+    def write() -> None:
+        if options.out:
+            told = {"recipe": options.recipe, "environment": environment(device), "seconds": time.perf_counter() - began}
+            write_json(options.out, {**told, "runs": {name: note.epochs for name, note in notes.items()}})
+
+    with tempfile.TemporaryDirectory() as folder:
+        orders = []
+        for seed in options.seeds:
+            for name, variant in changed.items():
+                notes[f"{name}:{seed}"] = note = Noting(write)
+                orders.append(Order(variant, options.recipe, seed, Path(folder, f"{name}-{seed}"), note))
+        train_all(orders, Way(device, options.data_dir))
+    print(f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s")
+    for name, note in notes.items():
+        last = note.epochs[-1]
+        told = f"leaves the plateau in epoch {note.left:.0f}" if note.left else "does not leave the plateau"
+        print(f"{name:16} {told}; epoch {last['epoch']:.0f}: natural {last['test_natural']:.2f}, PGD20 {last['test_pgd20']:.2f}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
