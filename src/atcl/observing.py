@@ -29,7 +29,7 @@ IMAGES = 256  # the paper's batch: training images that gradients and attacks ar
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
 SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it is to take less than 5% of the time
-ON_GPU = 3  # passes of a training step, compiled and in a low precision, that a pass of an onlooker, which is neither, counts as on a GPU
+ON_GPU = 2.5  # passes of a training step, compiled and in a low precision, that a pass of an onlooker, which is neither, counts as on a GPU
 
 Values = dict[str, float | list[float] | None]
 Work = Callable[..., Tensor]  # of tensors alone
