@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 import tyro
-from torch import Tensor, nn
+from log_space import by_loss
+from torch import nn
 
+from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.files import write_json
-from atcl.losses import LOSSES, Targets
 from atcl.models import MODELS
-from atcl.objectives import MinMax
 from atcl.precisions import Precision
 from atcl.recipes import Recipe, recipe
 from atcl.running import Order, Way, train_all
 from atcl.stages import Watcher
 
-AWAY = 5.0  # points of natural accuracy above that of the first epoch: the answers are no longer constant
+AWAY = 5.0  # points of natural accuracy above that of the best constant answer, from which on answers are no longer constant
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ class Options:
     data_dir: Path | None = None
     out: Path | None = None
     """also write a JSON file, anew after each epoch"""
-
-
-def softmax_then_log(logits: Tensor, targets: Targets) -> Tensor:
-    """LOG as the official code computes it."""
-    return -(targets.correction * (targets.weights * logits.softmax(1)).sum(1).log()).mean()
 
 
 def in_precision(precision: Precision) -> Callable[[Recipe], Recipe]:
@@ -70,10 +65,7 @@ def with_random_head(wanted: Recipe) -> Recipe:
 
 def with_softmax(wanted: Recipe) -> Recipe:
     """Compute LOG by softmax, then logarithm."""
-    if any(stage.objective != MinMax("log") for stage in wanted.stages):
-        raise SystemExit("softmax is a way to compute LOG, and the recipe has another loss")
-    LOSSES["softmax_then_log"] = replace(LOSSES["log"], of=softmax_then_log)
-    return replace(wanted, stages=tuple(replace(stage, objective=MinMax("softmax_then_log")) for stage in wanted.stages))
+    return by_loss(wanted, "softmax_then_log")
 
 
 VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
@@ -90,6 +82,7 @@ VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
 class Noting(Watcher):
     """Keeps natural accuracy and PGD20 of each epoch."""
 
+    constant: float  # percent: natural accuracy of the best constant answer
     after: Callable[[], None]
     epochs: list[dict[str, float]] = field(default_factory=list)
 
@@ -99,14 +92,19 @@ class Noting(Watcher):
 
     @property
     def left(self) -> float | None:
-        """The first epoch from which on natural accuracy stays above that of a constant answer."""
-        kept = [one["epoch"] for one in self.epochs if one["test_natural"] <= self.epochs[0]["test_natural"] + AWAY]
-        return kept[-1] + 1 if kept and kept[-1] < self.epochs[-1]["epoch"] else None
+        """The first epoch from which on natural accuracy stays above that of a constant answer; None: there is none."""
+        kept = [one["epoch"] for one in self.epochs if one["test_natural"] <= self.constant + AWAY]
+        first = kept[-1] + 1 if kept else 1
+        return first if first <= self.epochs[-1]["epoch"] else None
 
 
 def main(options: Options) -> None:
     """Train, and print for each variant when it leaves the plateau and where it ends."""
     wanted = replace(recipe(options.recipe), selection="test_pgd20")  # so that each epoch looks at the test set
+    if len(wanted.stages) > 1:
+        raise SystemExit("a plateau is that of a recipe of one stage")
+    test = DATASETS[wanted.dataset](options.data_dir).test.truth
+    constant = 100 * int(test.labels.bincount().max()) / len(test.labels)
     if options.epochs:
         wanted = replace(wanted, stages=tuple(replace(stage, epochs=min(stage.epochs, options.epochs)) for stage in wanted.stages))
     changed = {name: VARIANTS[name](wanted) for name in options.variants}
@@ -122,7 +120,7 @@ def main(options: Options) -> None:
         orders = []
         for seed in options.seeds:
             for name, variant in changed.items():
-                notes[f"{name}:{seed}"] = note = Noting(write)
+                notes[f"{name}:{seed}"] = note = Noting(constant, write)
                 orders.append(Order(variant, options.recipe, seed, Path(folder, f"{name}-{seed}"), note))
         train_all(orders, Way(device, options.data_dir))
     print(f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s")

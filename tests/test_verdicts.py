@@ -1,5 +1,6 @@
 """Evaluation: attack by attack, stopped and resumed, held to pyautoattack and to Foolbox."""
 
+import copy
 import importlib
 import json
 import multiprocessing
@@ -21,14 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import atcl
 from atcl.acceleration import activation_bytes
-from atcl.attacks import Threat, ascent, pgd
+from atcl.attacks import NORMS, STARTS, Threat, ascent, given, pgd
 from atcl.data import digits
 from atcl.errors import AtclError
 from atcl.evaluation import ATTACKS, cross_entropy
 from atcl.models import MODELS
+from atcl.seeds import generator
 from atcl.truth import Split, Truth
 from atcl.twins import Twin
-from atcl.verdicts import BATCH, WORST, Judge, batch_of, evaluate, glance, measure
+from atcl.verdicts import BATCH, WORST, Judge, batch_of, evaluate, glance, measure, scrutiny
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -265,28 +267,66 @@ def test_any_classifier_arrays_and_lists_are_taken() -> None:
     assert atcl.evaluate is evaluate
 
 
-def test_a_glance_is_natural_accuracy_and_pgd20_of_those_that_are_naturally_right_and_repeats_whole_batches_alone(model: nn.Module) -> None:
-    test, threat, sizes = digits().test.take(slice(145)), Threat(0.06, 0.01), list[tuple[int, int]]()
+def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_are_naturally_right(model: nn.Module) -> None:
+    """By hand, batch by batch; what other ways would find differs, so that it would be noticed."""
+    torch.manual_seed(0)
+    twin, true = copy.deepcopy(model), digits().test.truth.labels[:145]
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    labels = torch.where(torch.arange(145) % 3 > 0, true, (true + 1) % 10)  # so that many are naturally wrong
+    x, threat = digits().test.x[:145].float() / 255, Threat(0.08, 0.01)
+    right = model(x).argmax(1) == labels
 
-    def noting(judge: Judge) -> Judge:
-        def run(*given: Tensor) -> Tensor:
-            sizes.append((len(given), len(given[0])))
-            return judge(*given)
+    def standing(crafter: nn.Module, judge: nn.Module, same_start: bool = False, moved: bool = True) -> int:
+        left = 0
+        for number, part in enumerate(right.nonzero()[:, 0].split(20)):
+            start = STARTS["uniform"](x[part], 0.08, NORMS["linf"], generator(x.device, 5, 0 if same_start else number))
+            adv = pgd(
+                crafter, x[part], cross_entropy(labels[part]), epsilon=0.08, step_size=0.01, steps=20, start=given(start if moved else x[part]),
+                rng=torch.Generator(),
+            )  # fmt: skip
+            left += int((judge(adv).argmax(1) == labels[part]).sum())
+        return left
+
+    expected = standing(twin, model)
+    assert expected not in (standing(model, model), standing(twin, twin), standing(twin, model, same_start=True), standing(twin, model, moved=False))
+    natural = int(right.sum())
+    assert natural % 20 > 0  # the last batch of those that are attacked is smaller
+    assert natural <= 120  # and there are fewer of them than of all images
+    sizes, climbed = list[tuple[int, int]](), list[int]()
+
+    def static(judge: Judge) -> Judge:
+        """As a recording does, answer in the same place each time."""
+        place: list[Tensor] = []
+
+        def run(*asked: Tensor) -> Tensor:
+            sizes.append((len(asked), len(asked[0])))
+            place.append(judge(*asked))
+            return place[0].copy_(place[-1])
 
         return run
 
-    right = model(test.x.float() / 255).argmax(1) == test.truth.labels
-    natural, whole = int(right.sum()), Split(test.x[right], Truth(test.truth.labels[right], 10))
-    assert natural % 20 > 0  # the last batch of those that are attacked is smaller
-    assert 0 < natural < 145
-    attacked = measure(model, whole, threat, ["pgd20"], seed=5, batch_size=20)["pgd20"].correct
-    assert 0 < attacked < natural
-    plain, noted = (glance(model, Twin(model), test, threat, ascent, seed=5, batch_size=20, **way) for way in ({}, {"repeated": noting}))
-    for look in (plain, noted):
-        assert look.attacked(look.natural()).tolist() == pytest.approx([100 * natural / 145, 100 * attacked / 145])
-    assert sizes == [(2, 20)] * 7 + [(3, 20)] * -(-natural // 20)
-    none = torch.zeros(145, dtype=torch.bool)
-    assert noted.attacked(none).tolist() == [0, 0]
+    def counted(net: nn.Module, x: Tensor, *more: Any) -> Tensor:
+        climbed.append(len(x))
+        return ascent(net, x, *more)
+
+    test = Split(digits().test.x[:145], Truth(labels, 10))
+    ways: list[dict[str, Any]] = [{"ascend": ascent}, {"ascend": ascent, "repeated": static}, {"ascend": counted}]
+    for way in ways:
+        look = glance(model, twin, test, threat, seed=5, batch_size=20, **way)
+        assert look.attacked(look.natural()).tolist() == pytest.approx([100 * natural / 145, 100 * expected / 145])
+        assert look.attacked(torch.zeros_like(right)).tolist() == [0, 0]
+    batches = -(-natural // 20)
+    assert sizes == [(2, 20)] * 7 + [(3, 20)] * batches  # natural images of a smaller batch are not worth a recording
+    assert climbed == [20] * 20 * batches  # one that is compiled meets one size alone
+
+
+def test_scrutiny_finds_what_measure_finds(model: nn.Module) -> None:
+    test, threat = digits().test.take(slice(145)), Threat(0.08, 0.01)
+    look, found = scrutiny(model, test, threat), measure(model, test, threat, ["natural", "pgd20"])
+    assert look.attacked(look.natural()).tolist() == [found["natural"].accuracy, found["pgd20"].accuracy]
+    assert 0 < found["pgd20"].accuracy < found["natural"].accuracy < 100
 
 
 def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

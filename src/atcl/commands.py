@@ -67,7 +67,7 @@ class Train:
     observe: tuple[str, ...] = ()
     """what to look at while training, names from `atcl list observations`; it changes nothing, and is kept in analysis.jsonl"""
     observe_every: int | None = None
-    """epochs between two looks; by default so many that all looks together take less than 5% of the time"""
+    """epochs between two looks; by default so many that all looks together are meant to take less than 5% of the time"""
     tensorboard: bool = False
     """log the same numbers for TensorBoard, in the folder of the run; it takes pip install 'atcl[tensorboard]'"""
     report: bool = True

@@ -40,7 +40,7 @@ def train(
 
     `problem` brings your own data, `build` a function that returns your own model; the run's recipe then names them instead of its own.
     `engine` is a name from `atcl list engines`, or auto; `deterministic` takes fp32 and algorithms that repeat to the last bit.
-    `observe` names what onlookers write to `analysis.jsonl`, `every` so many epochs (by default they take less than 5% of the time).
+    `observe` names what onlookers write to `analysis.jsonl`, `every` so many epochs (by default they are meant to take less than 5% of the time).
     """
     (run,) = train_together(
         what, seeds=[seed], name=name, outs=None if out is None else [out], device=device, data_dir=data_dir, problem=problem, build=build,

@@ -28,7 +28,7 @@ from atcl.selection import Best
 from atcl.settings import digest, to_data
 from atcl.supervision import PseudoLabels, relabel, with_sole_candidate
 from atcl.training import Learner, Observer, Snapshot, Stage, fitting
-from atcl.verdicts import Glance, glance, measure
+from atcl.verdicts import Glance, glance, measure, scrutiny
 
 
 class Watcher:
@@ -189,15 +189,12 @@ def _observer(run: Run, problem: Problem, position: Position, means: Means, writ
 
 def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engine) -> Glance:
     """Return a look at natural accuracy and PGD20 on the test set, which choose an epoch; the chosen one is measured anew."""
-    model, test, device = snapshot.model, problem.test, snapshot.memory.device
+    model, test, device, images = snapshot.model, problem.test, snapshot.memory.device, problem.train.x
     assert test is not None
-
-    def whole(_: Tensor) -> Tensor:  # as the chosen epoch is measured, bit for bit
-        found = measure(model, test, wanted.threat, ("natural", "pgd20"))
-        return torch.tensor([found[name].accuracy for name in ("natural", "pgd20")], dtype=torch.float64)
-
     if device.type != "cuda":
-        return Glance(lambda: torch.empty(0), whole)
+        return scrutiny(model, test, wanted.threat)
+    if images.device == device and test.x.nbytes <= images.nbytes:  # where they have room, these have: from the host each batch would be waited for
+        test = test.to(device)
     # one model and one twin see a stage through, and are brought up to date in place: what is recorded stays true
     return glance(model, snapshot.twin, test, wanted.threat, snapshot.ascend, repeated=partial(engine.repeated, device=device))
 

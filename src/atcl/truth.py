@@ -39,6 +39,10 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
+    def to(self, device: torch.device) -> "Split":
+        """Return the same images and their truth on a device."""
+        return Split(self.x.to(device), Truth(self.truth.labels.to(device), self.truth.classes))
+
     def take(self, part: slice) -> "Split":
         """Return a part of the images with their truth."""
         return Split(self.x[part], Truth(self.truth.labels[part], self.truth.classes))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.acceleration import Replayed, activation_bytes, replayed
-from atcl.attacks import NORMS, STARTS, Ascend, Threat, device_of, evaluating, given, pgd
+from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
 from atcl.books import Book, finished, judged, machine
 from atcl.errors import AtclError, pick
@@ -169,6 +170,7 @@ def glance(
         return naturally(pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, start=given(start), rng=idle, ascend=ascend), labels)
 
     pure, quick = repeated(naturally), repeated(attack)
+    one_size = quick is not attack or ascend is not ascent  # what is recorded or compiled
 
     def there(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return as_float(x.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
@@ -184,12 +186,21 @@ def glance(
         for number, part in enumerate(index.split(batch_size) if len(index) else ()):
             x, labels = there(test.x[part], test.truth.labels[part.to(test.truth.labels.device)])
             asked = [x, labels, STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number))]
-            if quick is not attack:  # the last batch too is replayed, filled up with its first image
+            if one_size:  # the last batch, of another size each time, is filled up with its first image
                 asked = [torch.cat([one, one[:1].expand(batch_size - len(one), *one.shape[1:])]) for one in asked]
             standing += quick(*asked)[: len(part)].sum()
         return 100 * torch.stack([right.sum().double(), standing]) / len(test)
 
     return Glance(natural, attacked)
+
+
+def scrutiny(model: Module, test: Split, threat: Threat) -> Glance:
+    """Return a look that finds, to the last bit, what `measure` finds."""
+
+    def standing(name: str) -> Tensor:
+        return withstood(model, test, threat, name, ATTACKS[name], 0, BATCH, Book(None, {}))[0]
+
+    return Glance(partial(standing, "natural"), lambda right: 100 * torch.stack([right.sum(), standing("pgd20").sum()]).double() / len(test))
 
 
 def withstood(

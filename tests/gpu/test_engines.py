@@ -1,6 +1,6 @@
 """Engines on a GPU: recorded steps draw, compute, resume and share the device as they should; without a GPU these tests skip."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atcl.attacks import NORMS, Ascend, Threat, ascent
-from atcl.engines import EAGER, PLAIN, Engine, Recording, engine_of, waits
+from atcl.batches import as_float
+from atcl.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
 from atcl.models import MODELS
 from atcl.precisions import Precision
 from atcl.recipes import Recipe
@@ -19,6 +20,7 @@ from atcl.running import train, train_together
 from atcl.runs import Problem
 from atcl.stages import Watcher
 from atcl.training import Learner, Stage, fit
+from atcl.truth import Split, Truth
 from atcl.twins import Twin, tensors_of
 from atcl.verdicts import glance
 from tests import tiny
@@ -77,16 +79,28 @@ def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], la
 
 
 def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: dict[int, set[int]] = defaultdict(set)  # of what each run records: its steps, and its looks at the test set
-    begin = Recording.__init__
+    engines: dict[int, int] = {}  # of a run, by the generator of its steps or by a function that it repeats
+    streams: dict[int, set[tuple[str, int]]] = defaultdict(set)  # of each engine: what was recorded on which
+    begin, whole, repeated = Recording.__init__, Engine.whole, Engine.repeated
 
     def noting(
         self: Recording, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: torch.Generator | None = None
     ) -> None:
-        streams[id(function) if rng is None else id(rng)].add(stream.cuda_stream)
+        key, kind = (id(function), "look") if rng is None else (id(rng), "step")
+        streams[engines[key]].add((kind, stream.cuda_stream))
         begin(self, function, given, stream, rng)
 
+    def noting_whole(self: Engine, step: Step, rng: torch.Generator) -> Step:
+        engines[id(rng)] = id(self)
+        return whole(self, step, rng)
+
+    def noting_repeated(self: Engine, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+        engines[id(function)] = id(self)
+        return repeated(self, function, device)
+
     monkeypatch.setattr(Recording, "__init__", noting)
+    monkeypatch.setattr(Engine, "whole", noting_whole)
+    monkeypatch.setattr(Engine, "repeated", noting_repeated)
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
     recipe = replace(recipe, stages=tuple(replace(stage, epochs=PLAIN + 3) for stage in recipe.stages))
     outs = [tmp_path / str(seed) for seed in (1, 2, 3)]
@@ -94,9 +108,9 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
         recipe, seeds=[1, 2, 3], outs=outs, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, engine="captured",
         deterministic=True,
     )  # fmt: skip
-    assert all(len(one) == 1 for one in streams.values())
-    used = set[int]().union(*streams.values())
-    assert len(used) == 3
+    used = {stream for one in streams.values() for _, stream in one}
+    assert len(streams) == len(used) == 3
+    assert all(sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values())  # each run both, and on one stream alone
     assert not {torch.cuda.Stream().cuda_stream for _ in range(64)} & used  # those that evaluations record on
 
 
@@ -123,26 +137,31 @@ def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
 
 def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model, test, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20), list[int](), Recording.play
+    model, x, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20).x, Counter[tuple[int, int]](), Recording.play
+    with torch.no_grad():
+        test = Split(x, Truth(model(as_float(x.to(CUDA))).argmax(1).cpu(), tiny.CLASSES))
 
     def counting(self: Recording, *given: Tensor) -> Tensor:
-        plays.append(len(given[0]))
+        plays[len(given), len(given[0])] += 1
         return play(self, *given)
 
     monkeypatch.setattr(Recording, "play", counting)
     twin = Twin(model)
-    plain, quick = (glance(model, twin, test, Threat(0.1, 0.02), ascent, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
+    plain, quick = (glance(model, twin, test, Threat(0.05, 0.01), ascent, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
     seen = set()
     for _ in range(4):
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(0.2 * torch.randn_like(parameter))
+                parameter.add_(0.03 * torch.randn(parameter.shape).to(CUDA))  # the same everywhere
         twin.follow()
         found = [look.attacked(look.natural()).tolist() for look in (quick, plain)]
         assert found[0] == found[1]
         seen.add(tuple(found[1]))
     assert len(seen) > 1
-    assert plays.count(8) == len(plays) >= 2 * 4 - PLAIN  # two whole batches naturally; how many are attacked depends on how many are right
+    assert any(0 < attacked < natural < 100 for natural, attacked in seen)
+    assert plays.keys() == {(2, 8), (3, 8)}  # the last batch that is attacked is filled up
+    assert plays[2, 8] == 2 * 4 - PLAIN
+    assert plays[3, 8] > 2
 
 
 def recording(judge: Callable[..., Tensor]) -> Callable[..., Tensor]:

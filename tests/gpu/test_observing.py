@@ -30,6 +30,7 @@ def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monke
     monkeypatch.setattr(Recording, "play", counted)
     for way in ("recorded", "plain"):
         if way == "plain":
+            assert plays[3] > 0  # PGD20 on test images
             assert plays[4] > 0  # attacks
             assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
             monkeypatch.setattr(observing, "Sight", lambda *parts: Sight(*parts[:-1]))  # each look runs its own work
