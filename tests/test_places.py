@@ -78,10 +78,10 @@ def holder(folder: Path) -> int | None:
     return int(words[0]) if words else None
 
 
-def struck(one: Job, number: signal.Signals, cut: list[int]) -> None:
+def struck(one: Job, number: signal.Signals, cut: list[int], over: threading.Event) -> None:
     """Send a signal to the worker of a run once it has trained for some epochs."""
-    pid, end = None, time.monotonic() + 120
-    while time.monotonic() < end:
+    pid = None
+    while not over.is_set():
         if pid is None:
             pid = holder(one.folder)
         elif len(read(one.folder / "journal.jsonl")) > 2:
@@ -107,11 +107,15 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
 ) -> None:
     monkeypatch.setattr(crews, "PAUSE", 0.05)
     jobs, cut, said = [job(tmp_path, seed, LONG) for seed in alone], list[int](), io.StringIO()
-    threads = [threading.Thread(target=struck, args=(one, number, cut)) for one, number in zip(jobs, signals, strict=False)]
+    over = threading.Event()
+    threads = [threading.Thread(target=struck, args=(one, number, cut, over)) for one, number in zip(jobs, signals, strict=False)]
     with opened(name, tmp_path) as crew:
         for thread in threads:
             thread.start()
-        fill(jobs, Console(file=said, width=400), crew)
+        try:
+            fill(jobs, Console(file=said, width=400), crew)
+        finally:
+            over.set()
     for thread in threads:
         thread.join()
     assert len(cut) == len(signals)
