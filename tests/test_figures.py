@@ -194,6 +194,7 @@ def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
 
 def test_what_has_no_run_yet_says_so_and_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--out", str(tmp_path / "figures")]
+    (tmp_path / "results").mkdir()
     assert main(["figure", "warmup", *words]) == 0
     printed = capsys.readouterr().out
     assert "warmup: no run yet" in printed
@@ -238,9 +239,13 @@ def test_a_legend_says_of_how_many_seeds_its_curves_are(lacking: tuple[int, ...]
     assert entries == [f"{name}{said}" for name in ("oracle", "LOG", "warm-up + PLA")]
 
 
-def test_a_file_is_no_folder_for_figures(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "name"), [("--out", "file"), ("--runs", "file"), ("--results", "file"), ("--results", "nowhere")])
+def test_what_is_no_folder_is_refused_in_one_line(option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["figure", "warmup", "--out", str(tmp_path / "file")]) == 1
+    assert main(["figure", "warmup", option, str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / name) in line
+    assert option in line
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "docs" / "images").glob("*.csv")), ids=lambda path: path.stem)

@@ -84,11 +84,13 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
     assert observed(alone) == found
     assert [one["epoch"] for one in found] == [one["epoch"] for one in alone.journal[-2:]]
     for then, now in zip(observed(watched)[-2:], found, strict=True):
-        steps = {"gradient.first_norm", "gradient.last_norm"}  # a checkpoint has no steps: the norms are those of one batch
-        assert now.keys() == then.keys()
-        for key in now.keys() - steps:  # training lays weights out otherwise, which shows in the last digits
+        steps = {"gradient.first_norm", "gradient.last_norm"}  # a checkpoint has none: the norms are those of one batch
+        batch = {"gradient.batch_first_norm", "gradient.batch_last_norm"}
+        assert now.keys() - batch == then.keys() - steps
+        for key in now.keys() - batch:  # training lays weights out otherwise, which shows in the last digits
             assert now[key] == pytest.approx(then[key], rel=1e-3, abs=1e-4), key
-        assert all(now[key] > 0 for key in steps)
+        assert all(now[key] > 0 for key in batch)
+        assert all(then[key] > 0 for key in steps)
     look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
     assert observed(alone) == found  # nothing twice
     with pytest.raises(AtclError, match="differs in data"):

@@ -510,6 +510,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, capsys: pytest.
         ([run, "--out", str(tmp_path)], "is a folder: give the page a name"),
         ([run, "--out", str(tmp_path / "no/page.html")], "is no folder"),
         ([run, "--images", "-1"], "at least 0 images"),
+        ([run, "--device", "abacus"], "unknown device 'abacus'"),
     ):
         before = sorted(tmp_path.rglob("*"))
         assert main(["report", *words]) == 1

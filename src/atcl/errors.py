@@ -17,10 +17,11 @@ def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
         raise AtclError(f"a {kind} is named by a text, its entry in the dict of them, not {name!r}")
     if name in registry:
         return registry[name]
-    raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry)}")
+    listed = {"loss": "losses"}.get(kind, f"{kind}s")
+    raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry, f'; `atcl list {listed}` tells the names')}")
 
 
-def nearest(name: str, names: Iterable[str], otherwise: str = "; `atcl list` tells the names") -> str:
+def nearest(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """Return a hint for a wrong name: the closest right one, or where few exist, all of them, else what is said otherwise."""
     names = list(names)
     return meant(name, names, cutoff=0.4) or (f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise)

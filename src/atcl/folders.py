@@ -149,7 +149,7 @@ def _distinct(rows: Sequence[Row], column: Column) -> tuple[list[Row], Problems]
 
 def _wrong_names(row: Row, names: Sequence[str]) -> Problems:
     unknown = sorted(row.names - set(names))
-    problems = [(row.line, f"unknown class {name!r}{nearest(name, names, otherwise='')}") for name in unknown]
+    problems = [(row.line, f"unknown class {name!r}{nearest(name, names)}") for name in unknown]
     if len(row.names) == len(names) > 1 and not unknown:
         problems.append((row.line, f"{row.file!r} has every class ruled out: leave at least one"))
     return problems

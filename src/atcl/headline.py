@@ -66,4 +66,4 @@ def described(card: dict[str, Any]) -> str:
 def _absent(name: str, shelf: Path) -> str:
     if name in RECIPES:
         return f"the weights of {name} do not come with the package: `atcl train {name}` makes them, then load the folder that it names"
-    return f"there is no run and no headline model {name!r}{nearest(name, [*cards(shelf), *RECIPES])}"
+    return f"there is no run and no headline model {name!r}{nearest(name, [*cards(shelf), *RECIPES], '; `atcl list recipes` tells the names')}"

@@ -87,14 +87,12 @@ def gradients(sight: Sight) -> Values:
     # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
     parts = image_gradients(model, objective, batch.x, adv, targets, first, rng)
     variance = direction_variance(parts)
+    values: Values = {"gradient.variance": variance.trace, "gradient.zeros": variance.zeros}
     if sight.norms:
-        first_norm, last_norm = sight.norms
-    else:  # no steps to look at, as on a checkpoint: the gradient of this batch
-        both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
-        first_norm, last_norm = (float(one.sum(0).norm()) for one in both)
-    return {
-        "gradient.variance": variance.trace, "gradient.zeros": variance.zeros, "gradient.first_norm": first_norm, "gradient.last_norm": last_norm,
-    }  # fmt: skip
+        return values | dict(zip(("gradient.first_norm", "gradient.last_norm"), sight.norms, strict=True))
+    # no steps to look at, as on a checkpoint: the gradient of this batch, which is no mean over steps and bears another name
+    both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
+    return values | {f"gradient.batch_{layer}_norm": float(one.sum(0).norm()) for layer, one in zip(("first", "last"), both, strict=True)}
 
 
 def attacks(sight: Sight) -> Values:

@@ -43,6 +43,10 @@ class Figure:
             raise AtclError(
                 f"{self.out} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give --out a folder"
             )
+        if self.results != Figure.results and not self.results.is_dir():
+            raise AtclError(f"{self.results} is no folder: give --results that of a ledger, or leave it out")
+        if self.runs.exists() and not self.runs.is_dir():  # one that is not there yet is where runs will go
+            raise AtclError(f"{self.runs} is a file: give --runs a folder")
         setting = DIGITS_SETTING if self.digits else PAPER_SETTING
         runs = self.runs / "figures" if self.digits else self.runs
         everything = {(need.recipe, need.seed): need for need in needs(FIGURES.values(), setting)}  # so that one run serves them all

@@ -20,6 +20,7 @@ from atcl.running import problem_of, train
 from atcl.runs import Problem, open_run
 from atcl.seeds import generator
 
+TITLES = {"mnist": "MNIST", "kuzushiji": "Kuzushiji-MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
 Missing = set[tuple[object, int]]  # recipes and seeds
 
 
@@ -68,8 +69,8 @@ def make(
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
-    fewer = ", fewer where the legend says so" if lacking else ""
-    note = _note(setting, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}")
+    fewer = ", or as many of them as were run" if lacking else ""
+    note = _note(setting, panels, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}")
     return save(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
 
 
@@ -92,7 +93,7 @@ def _make_images(
         rows += [(panel.title, *line) for line in numbers]
     if not grid:
         return [], lacking
-    note = _note(setting, "attacks on the oracle's model; below each image the probability of its true class")
+    note = _note(setting, panels, "attacks on the oracle's model; below each image the probability of its true class")
     return save(draw_images(grid, headings, note), rows, out, name), lacking
 
 
@@ -124,5 +125,7 @@ def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: in
     return rows, numbers
 
 
-def _note(setting: Setting, text: str) -> str:
-    return f"{setting.about}; {text}" if setting.about else text
+def _note(setting: Setting, panels: Sequence[Panel], text: str) -> str:
+    """Return the heading: what the data are, and how they were put together."""
+    datasets = " and ".join(dict.fromkeys(TITLES[panel.dataset] for panel in panels))
+    return f"{setting.about or datasets}; {text}"

@@ -69,8 +69,9 @@ def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
             lines.append({"group": number, **_line(singles, panel.scale, len(group.members))})
     if not any(len(set(line["y"])) >= panel.distinct for line in lines):
         return None
-    notes = [panel.about, *_notes(panel, groups)]
-    return {"id": panel.key, "title": panel.title, "about": "; ".join(notes), "unit": panel.unit, "log": _log(panel, lines), "lines": lines}
+    log = _log(panel, lines)
+    notes = [panel.about, *_notes(panel, groups), *(["logarithmic axis"] if log else [])]
+    return {"id": panel.key, "title": panel.title, "about": "; ".join(notes), "unit": panel.unit, "log": log, "lines": lines}
 
 
 def _line(singles: Sequence[Points], scale: float, seeds: int) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def rerun(told: Told) -> str:
     on_cpu = "CPU" in str(place.get("device", ""))
     device = ["--device", "cpu" if on_cpu else "cuda"] if place else []
     observed = {key for record in told.recorded.observed for key in record}
-    looks = {"gradients": "gradient.first_norm", "attacks": "attack.log.cosine", "test": "test_pgd20"}
+    looks = {"gradients": "gradient.variance", "attacks": "attack.log.cosine", "test": "test_pgd20"}
     observe = [name for name, key in looks.items() if key in observed]
     said = shlex.join(
         ["atcl", "train", run.name, *words, *own, "--seed", str(run.seed), *device, *(["--observe", *observe] if observe else []), "--out", again]

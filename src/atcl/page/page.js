@@ -41,7 +41,7 @@
     let low = Math.min(...values), high = Math.max(...values);
     if (panel.log) return [Math.min(...values.filter((one) => one > 0)), high];
     if (low >= 0 && low < 0.5 * high) low = 0;
-    if (low === high) { low = low > 0 ? 0 : low - 1; high = high === 0 ? 1 : high * (high > 0 ? 1.25 : 1); }
+    if (low === high) { low = low >= 0 ? 0 : low - 1; high = high === 0 ? 1 : high * (high > 0 ? 1.25 : 1); }
     const gap = 0.06 * (high - low);
     return [low === 0 ? 0 : low - gap, panel.unit === "%" ? Math.min(100, high + gap) : high + gap];
   };

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from atcl.environment import __version__
+from atcl.environment import __version__, resolve
 from atcl.errors import AtclError
 from atcl.files import write_whole
 from atcl.page.curves import drawn
@@ -50,6 +50,7 @@ def report(
     target = place(opened, path)
     if images < 0:
         raise AtclError(f"a gallery has at least 0 images, not {images}")
+    resolve(device)  # one that is not there is refused, instead of a page without images
     looks = {run.folder: seen(run, len(opened), images, device, data_dir, build, test, say) if gallery else Shown(None, NOT_ASKED) for run in opened}
     write(page(opened, looks), target)
     return target
