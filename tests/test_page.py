@@ -124,6 +124,9 @@ def test_two_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
     assert len({group.label for group in groups}) == 3
     assert len({group.style for group in groups}) == 3
     assert groups[1].label == "warm-up + PLA (stages.0.epochs 70)"
+    assert groups[0].style == STYLES["warm-up + PLA"] != groups[1].style
+    assert groups[0].style.dash != groups[1].style.dash
+    assert grouped([second, first])[1].style == STYLES["warm-up + PLA"]  # that of the recipe as it is, whichever comes first
 
 
 def open_variant(folder: Path, name: str, *words: str) -> Run:

@@ -148,16 +148,20 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         found.setdefault((kind, times[kind, run.seed]), []).append(Told.of(run))
         times[kind, run.seed] += 1
     groups = [Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members)) for members in found.values()]
-    labels = [group.label for group in groups]
-    used: set[Style] = set()
-    spare = [*SERIES, *STYLES.values()]
-    told = []
-    for group in groups:
-        label = f"{group.label} ({detail(group, groups)})" if labels.count(group.label) > 1 else group.label
-        style = group.style if group.style not in used else next((one for one in spare if one not in used), group.style)
-        used.add(style)
-        told.append(replace(group, label=label, style=style))
-    return told
+    labels, styles = [group.label for group in groups], _styles(groups)
+    return [
+        replace(group, label=f"{group.label} ({detail(group, groups)})" if labels.count(group.label) > 1 else group.label, style=style)
+        for group, style in zip(groups, styles, strict=True)
+    ]
+
+
+def _styles(groups: Sequence[Group]) -> list[Style]:
+    """Return a look for each group: that of its method, which of several the recipe as it is has; others take one that is free, of another dash."""
+    found: dict[int, Style] = {}
+    for at in sorted(range(len(groups)), key=lambda at: overrides(groups[at].members[0].run) != []):
+        own, free = groups[at].style, [one for one in (*SERIES, *STYLES.values()) if one not in found.values()]
+        found[at] = own if own not in found.values() else next((one for one in free if one.dash != own.dash), own)
+    return [found[at] for at in range(len(groups))]
 
 
 def _source(run: Run) -> Any:
