@@ -107,6 +107,8 @@ def main(options: Options) -> None:
     constant = 100 * int(test.labels.bincount().max()) / len(test.labels)
     if options.epochs:
         wanted = replace(wanted, stages=tuple(replace(stage, epochs=min(stage.epochs, options.epochs)) for stage in wanted.stages))
+    if unknown := set(options.variants) - VARIANTS.keys():
+        raise SystemExit(f"unknown variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     changed = {name: VARIANTS[name](wanted) for name in options.variants}
     device, began = resolve(options.device), time.perf_counter()
     notes: dict[str, Noting] = {}
