@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.attacks import evaluating
+from atcl.precisions import Kind, Lower
 from atcl.seeds import forked_rng
-from atcl.twins import faithful_twin
+from atcl.twins import STEEP, Twin, faithful_twin
 
 SMALLEST = 32
 OFTEN = 100  # calls of a size after which a recording of its own pays; until then a larger one serves
@@ -28,6 +29,7 @@ class Tape:
     """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
 
     stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
+    overflow: Tensor | None = None  # () bool, of a model in fp16: whether any number that it gave was not finite
     plays: int = 0  # forward passes so far
     pool: Any = None
 
@@ -46,10 +48,11 @@ class Recording:
 
 
 class Replayed(Module):
-    """A model in eval mode that answers as the given one does, on the GPU, from recordings."""
+    """A model in eval mode that answers as the given one does, on the GPU, from recordings; with `half`, these compute in fp16."""
 
-    def __init__(self, model: Module, largest: int) -> None:
+    def __init__(self, model: Module, largest: int, half: bool = False) -> None:
         super().__init__()
+        self.kind: Kind | Lower = "fp16" if half else "fp32"
         # in channels_last convolutions run without a detour
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.folded: Module | None = None  # what is recorded: the model with normalisations and ReLUs inside its convolutions
@@ -77,6 +80,15 @@ class Replayed(Module):
         self.asked.clear()
         self.serving.clear()
 
+    def overflowed(self) -> bool:
+        """Tell whether fp16 was too narrow for any number since the last time, and go on in fp32 if so."""
+        if self.tape is None or self.tape.overflow is None or not bool(self.tape.overflow):
+            return False
+        self.kind, self.folded, self.tape = "fp32", None, None
+        self.recordings.clear()
+        self.begin()
+        return True
+
     def _recording(self, x: Tensor) -> Recording | None:
         key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.serving:
@@ -87,8 +99,10 @@ class Replayed(Module):
             self.serving.add(key)
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                self.tape = self.tape or Tape(torch.cuda.Stream(x.device))
-                self.folded = self.folded or _folded(self.model, x)
+                self.folded = self.folded or _folded(self.model, x, self.kind)
+                low = isinstance(self.folded, Twin) and self.folded.kind == "fp16"
+                narrow = torch.zeros((), dtype=torch.bool, device=x.device) if low else None
+                self.tape = self.tape or Tape(torch.cuda.Stream(x.device), narrow)
                 found = self.recordings[key] = _record(self.folded, _channels_last(torch.rand(key, device=x.device)), self.tape)
             if found and not _agrees(found, self.model):
                 self.faithful = False
@@ -106,7 +120,7 @@ def sizes(largest: int) -> list[int]:
 
 
 @contextmanager
-def replayed(model: Module, batch_size: int) -> Iterator[Module]:
+def replayed(model: Module, batch_size: int, half: bool = False) -> Iterator[Module]:
     """Yield the model replayed where it lies on a GPU, and as it is elsewhere; its parameters ask for no gradient meanwhile."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not any(parameter.is_cuda for parameter in model.parameters()):
@@ -115,7 +129,7 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        quick = _replaying(model, batch_size)
+        quick = _replaying(model, batch_size, half)
         try:
             with torch.autograd.set_multithreading_enabled(False):  # a gradient of one call needs no thread to hand it to
                 yield quick or model
@@ -128,9 +142,9 @@ def replayed(model: Module, batch_size: int) -> Iterator[Module]:
             parameter.requires_grad_(True)
 
 
-def _replaying(model: Module, batch_size: int) -> Replayed | None:
+def _replaying(model: Module, batch_size: int, half: bool) -> Replayed | None:
     try:
-        return Replayed(model, batch_size)
+        return Replayed(model, batch_size, half)
     except RuntimeError:  # a model that cannot be copied, such as one with tensors worked out from its parameters
         return None
 
@@ -154,10 +168,10 @@ class _Replay(torch.autograd.Function):
         return recording.gradient[: len(x)].clone(), None
 
 
-def _folded(model: Module, x: Tensor) -> Module:
-    """Return the twin of a model that has no normalisation of its own left where it can do without, else the model."""
-    twin = faithful_twin(model, "fp32", _channels_last(x[:2].detach().clone()), compiles=False)
-    return twin if twin.settled else model
+def _folded(model: Module, x: Tensor, kind: Kind | Lower) -> Module:
+    """Return the twin of a model in a precision, without normalisations of its own where it can do without; else the model."""
+    twin = faithful_twin(model, kind, _channels_last(x[:2].detach().clone()), lambda line: None, compiles=False)
+    return twin if twin.settled or twin.kind == "fp16" else model
 
 
 def activation_bytes(model: Module, x: Tensor) -> int:
@@ -207,12 +221,30 @@ def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
     with torch.enable_grad():
         with torch.cuda.graph(forward, pool=tape.pool, stream=side):
             logits = model(x)
+            _note(logits, tape)
         tape.pool = forward.pool()
         upstream = torch.zeros_like(logits)
         with torch.cuda.graph(backward, pool=tape.pool, stream=side):
-            (gradient,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
+            gradient = _gradient(logits, x, upstream, tape)
+            _note(gradient, tape)
     # the graphs' own tensors, without the history that only recording needed
     return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
+
+
+def _gradient(logits: Tensor, x: Tensor, upstream: Tensor, tape: Tape) -> Tensor:
+    """Return the gradient of x; through a model in fp16 each image's starts at one length and is brought back to its own behind it."""
+    if tape.overflow is None:
+        (plain,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
+        return plain
+    _, exponent = torch.frexp(upstream.abs().amax(1, keepdim=True))
+    length = torch.ldexp(torch.ones_like(upstream[:, :1]), exponent) / STEEP  # powers of two: no digit is lost
+    (steep,) = torch.autograd.grad(logits, x, upstream / length, retain_graph=True)
+    return steep * length.view(-1, *[1] * (steep.ndim - 1))
+
+
+def _note(numbers: Tensor, tape: Tape) -> None:
+    if tape.overflow is not None:
+        tape.overflow.logical_or_(~numbers.detach().isfinite().all())
 
 
 def _agrees(recording: Recording, model: Module) -> bool:

@@ -27,6 +27,7 @@ class Attack:
     about: str
     first: int | None = None  # how many images of the test set it looks at, the first ones; None: all
     classes: int = 2  # how many a model needs at least
+    half: bool = False  # whether it may look, on a GPU, at a copy of the model in fp16; the model itself has the last word
     wide: bool = False  # whether it takes as many images at a time as a GPU has room for: its many small steps keep the host busy
 
     def check(self, classes: int) -> None:

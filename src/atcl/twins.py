@@ -14,20 +14,26 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from atcl.forms import FUSED, LIBRARY, Halved, Settled, form_of, halves
-from atcl.precisions import Kind, multiplying
+from atcl.precisions import Kind, Lower, multiplying
 from atcl.seeds import forked_rng
+
+DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # all else is fp32
+STEEP = 1024  # length at which a gradient starts through a model in fp16: far from what that takes for 0, and from what it takes for infinite
+# How far the logits of a twin, and its gradients, may lie from the model's. Low precision turns some ReLUs on or off: in bf16, gradients of trained
+# networks lie 0.1 to 0.3 apart.
+WITHIN: dict[str, tuple[float, float]] = {"bf16": (0.1, 0.5), "fp16": (0.02, 0.2)}
 
 
 class Twin(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: Kind = "fp32", *, settle: bool = False, compiles: bool = True, joins: bool = True) -> None:
+    def __init__(self, model: Module, kind: Kind | Lower = "fp32", *, settle: bool = False, compiles: bool = True, joins: bool = True) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.kind = kind
-        self.dtype = torch.bfloat16 if kind == "bf16" else torch.float32
-        if kind == "bf16":
-            _lower(self.model)
+        self.dtype = DTYPES.get(kind, torch.float32)
+        if kind in DTYPES:
+            _lower(self.model, self.dtype)
         self.settled: list[Settled] = []
         if settle:
             # some forms pay only where a compiler draws their parts together; without one, kernels that do more at once
@@ -49,14 +55,14 @@ class Twin(Module):
             convolution.derive()
 
 
-def faithful_twin(model: Module, kind: Kind, x: Tensor, say: Callable[[str], None] = print, *, compiles: bool = True) -> Twin:
+def faithful_twin(model: Module, kind: Kind | Lower, x: Tensor, say: Callable[[str], None] = print, *, compiles: bool = True) -> Twin:
     """Return the twin that is fastest, compiled or not, and says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
-    if not x.is_cuda and kind != "bf16":
+    if not x.is_cuda and kind not in DTYPES:
         return Twin(model, kind)
     ways = [{"settle": True, "compiles": compiles, "joins": joins} for joins in ([False] if compiles else [True, False])]
     way = next((way for way in ways if _agrees(model, x, "fp32", **way)), {"settle": False})
-    if kind == "bf16" and not _agrees(model, x, "bf16", **way):
-        say("the model does not compute in bf16: the attack looks at it in fp32")
+    if kind in DTYPES and not _agrees(model, x, kind, **way):
+        say(f"the model does not compute in {kind}: the attack looks at it in fp32")
         kind = "fp32"
     return Twin(model, kind, **way)
 
@@ -73,7 +79,7 @@ def takes_channels_last(model: Module, x: Tensor) -> bool:
     return True
 
 
-def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, compiles: bool = True, joins: bool = True) -> bool:
+def _agrees(model: Module, x: Tensor, kind: Kind | Lower, *, settle: bool, compiles: bool = True, joins: bool = True) -> bool:
     """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
     with forked_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -91,12 +97,12 @@ def _agrees(model: Module, x: Tensor, kind: Kind, *, settle: bool, compiles: boo
             at = x.detach().clone().requires_grad_()
             try:
                 logits: Tensor = Twin(probe, kind, settle=settle, compiles=compiles, joins=joins)(at) if settled else probe(at)
-                (gradient,) = torch.autograd.grad((logits * torch.linspace(-1, 1, logits.shape[1], device=x.device)).sum(), at)
+                weights = torch.linspace(-STEEP, STEEP, logits.shape[1], device=x.device)
+                (gradient,) = torch.autograd.grad((logits * weights).sum(), at)
             except Exception:  # a twin that does not run is none
                 return False
             answers.append((logits.detach(), gradient))
-    # of logits and of gradients, where bf16 turns some ReLUs on or off: those of trained networks lie 0.1 to 0.3 apart
-    within = (0.1, 0.5) if kind == "bf16" else (0.01, 0.01)
+    within = WITHIN.get(kind, (0.01, 0.01))
     return all(bool((theirs - ours).norm() <= far * theirs.norm() + 1e-6) for far, theirs, ours in zip(within, *answers, strict=True))
 
 
@@ -118,13 +124,19 @@ def _by_type(ours: Module, theirs: Module) -> list[tuple[list[Tensor], list[Tens
     return list(groups.values())
 
 
-def _lower(model: Module) -> None:
-    """Turn parameters to bf16, but leave normalisations: their statistics need the digits, and they take bf16 images as they are."""
+def _lower(model: Module, dtype: torch.dtype) -> None:
+    """Turn parameters to 16 bits, but leave normalisations: their statistics need the digits, and they take images in 16 bits as they are."""
     for module in model.modules():
-        if not isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
+        if dtype == torch.float16 and isinstance(module, nn.Linear):  # judges compare logits that differ by less than fp16 can tell
+            module.register_forward_pre_hook(_widened)
+        elif not isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                 if tensor.is_floating_point():
-                    tensor.data = tensor.data.bfloat16()
+                    tensor.data = tensor.data.to(dtype)
+
+
+def _widened(module: Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0].float(), *inputs[1:])
 
 
 def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) -> list[Settled]:

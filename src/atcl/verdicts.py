@@ -209,7 +209,8 @@ def withstood(
     """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
     device = device_of(model, test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
-    with evaluating(model), forked_rng(), replayed(model, batch_size) as quick:  # AutoAttack draws from the global generator
+    half = attack.half and torch.backends.cudnn.allow_tf32  # fp16 has the digits of tf32
+    with evaluating(model), forked_rng(), replayed(model, batch_size, half) as quick:  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
@@ -220,6 +221,8 @@ def withstood(
                     if isinstance(quick, Replayed):
                         quick.begin()
                     adv = run(quick, x, labels, threat, seed, number)
+                    if isinstance(quick, Replayed) and quick.overflowed():  # it was led astray
+                        adv = run(quick, x, labels, threat, seed, number)
                     right = _right(model, adv, labels)
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)

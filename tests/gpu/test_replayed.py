@@ -103,6 +103,43 @@ def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
     assert any(isinstance(module, nn.BatchNorm2d) for module in quick.model.modules())
 
 
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "preact_resnet18", "mlp"])
+def test_recordings_in_fp16_answer_as_the_model_does(name: str) -> None:
+    net = model(name)
+    quick = Replayed(net, 64, half=True)
+    for n in (64, 20, 64):
+        x = torch.rand(n, 1, 28, 28, device="cuda")
+        assert float((quick(x) - net(x)).norm() / net(x).norm()) < 5e-3
+        ours, theirs = gradient(quick, x), gradient(net, x)
+        assert float((ours - theirs).norm() / theirs.norm()) < 0.2
+    assert isinstance(quick.folded, Twin)
+    assert quick.folded.dtype == torch.float16
+    assert not quick.overflowed()
+
+
+@pytest.mark.parametrize("length", [1e-9, 1e6])
+def test_gradients_through_fp16_may_be_of_any_length(length: float) -> None:
+    quick = Replayed(model("resnet18"), 64, half=True)
+    x = torch.rand(20, 1, 28, 28, device="cuda").requires_grad_()
+    plain, scaled = (torch.autograd.grad((factor * quick(x).logsumexp(1)).sum(), x)[0] for factor in (1.0, length))
+    assert float((scaled / length - plain).norm() / plain.norm()) < 0.05
+    assert not quick.overflowed()
+
+
+def test_what_fp16_cannot_hold_is_noticed_and_recorded_anew_in_fp32() -> None:
+    net = model()
+    quick = Replayed(net, 64, half=True)
+    x = torch.rand(20, 1, 28, 28, device="cuda")
+    assert quick(x).isfinite().all()
+    assert not quick.overflowed()
+    quick(1e5 * x)
+    quick(x)  # it is not forgotten meanwhile
+    assert quick.overflowed()
+    torch.testing.assert_close(quick(1e5 * x), net(1e5 * x), rtol=1e-3, atol=1.0)
+    assert quick.recordings
+    assert not quick.overflowed()
+
+
 def test_autoattack_takes_as_many_images_at_a_time_as_there_is_room_for() -> None:
     test = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), Truth(torch.zeros(2, dtype=torch.long), 10))
     few, more, many = (batch_of(model(name), test) for name in ("resnet18", "small_cnn", "mlp"))
