@@ -17,10 +17,11 @@ from torch.nn import Module
 
 from atcl.attacks import evaluating
 from atcl.precisions import Kind, Lower
-from atcl.seeds import forked_rng
-from atcl.twins import STEEP, Twin, faithful_twin
+from atcl.seeds import forked_rng, generator
+from atcl.twins import STEEP, WITHIN, faithful_twin
 
 SMALLEST = 32
+APART = 0.05  # how far logits in fp16 may be from the model's own, in shares of their length, and as they are
 OFTEN = 100  # calls of a size after which a recording of its own pays; until then a larger one serves
 
 
@@ -29,7 +30,7 @@ class Tape:
     """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
 
     stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
-    overflow: Tensor | None = None  # () bool, of a model in fp16: whether any number that it gave was not finite
+    overflow: Tensor | None = None  # () bool, of a model in fp16: whether any logit or gradient was not finite
     plays: int = 0  # forward passes so far
     pool: Any = None
 
@@ -47,21 +48,26 @@ class Recording:
     tape: Tape
 
 
+Key = tuple[Any, ...]  # precision, number of images, shape of each
+
+
 class Replayed(Module):
-    """A model in eval mode that answers as the given one does, on the GPU, from recordings; with `half`, these compute in fp16."""
+    """A model in eval mode that answers as the given one does, on the GPU, from recordings; with `half` in fp16, where that is as good."""
 
     def __init__(self, model: Module, largest: int, half: bool = False) -> None:
         super().__init__()
-        self.kind: Kind | Lower = "fp16" if half else "fp32"
+        self.narrow = half  # whether fp16 is as good, as far as is known
+        self.kind: Kind | Lower = "fp32"  # what recordings compute in for now
         # in channels_last convolutions run without a detour
         self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.folded: Module | None = None  # what is recorded: the model with normalisations and ReLUs inside its convolutions
+        self.folded: dict[str, Module] = {}  # what is recorded in each precision: the model with normalisations and ReLUs inside its convolutions
+        self.tapes: dict[str, Tape] = {}
         self.sizes = sizes(largest)
-        self.recordings: dict[tuple[int, ...], Recording | None] = {}
-        self.asked: Counter[tuple[int, ...]] = Counter()
-        self.serving: set[tuple[int, ...]] = set()
-        self.tape: Tape | None = None
+        self.recordings: dict[Key, Recording | None] = {}
+        self.asked: Counter[Key] = Counter()
+        self.serving: set[Key] = set()
         self.faithful = True  # whether recordings answer as the model does
+        self.begin()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
@@ -76,39 +82,64 @@ class Replayed(Module):
         return _play(recording, x)[: len(x)].clone()
 
     def begin(self) -> None:
-        """Forget which sizes were asked for: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
+        """Forget what was asked before: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
+        self._turn("fp16" if self.narrow else "fp32")
+        for recording in filter(None, self.recordings.values()):  # what overflowed in another batch is none of this one's
+            recording.x.zero_()
+            recording.upstream.zero_()
+            if recording.tape.overflow is not None:
+                recording.tape.overflow.zero_()
+
+    def strayed(self, ours: Tensor, theirs: Tensor) -> bool:
+        """Tell whether fp16 was too narrow in this batch, which ended with our logits and the model's own; if so, fp32 serves the rest of it."""
+        tape = self.tapes.get("fp16")
+        if self.kind != "fp16" or tape is None or tape.overflow is None:
+            return False
+        apart, length = (_centred(one).norm(dim=1) for one in (ours - theirs, theirs))
+        if not bool(tape.overflow | ~(apart <= APART * length + APART).all()):  # what is not a number is not near
+            return False
+        self._turn("fp32")
+        return True
+
+    def _turn(self, kind: Kind | Lower) -> None:
+        self.kind = kind
         self.asked.clear()
         self.serving.clear()
 
-    def overflowed(self) -> bool:
-        """Tell whether fp16 was too narrow for any number since the last time, and go on in fp32 if so."""
-        if self.tape is None or self.tape.overflow is None or not bool(self.tape.overflow):
-            return False
-        self.kind, self.folded, self.tape = "fp32", None, None
-        self.recordings.clear()
-        self.begin()
-        return True
-
     def _recording(self, x: Tensor) -> Recording | None:
-        key = (next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
+        key = (self.kind, next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.serving:
             self.asked[key] += 1
-            larger = min((other for other in self.serving if other > key and other[1:] == key[1:]), default=None)
+            larger = min((other for other in self.serving if other > key and other[2:] == key[2:]), default=None)
             if larger and self.asked[key] < OFTEN and self.recordings.get(larger):
                 return self.recordings[larger]
             self.serving.add(key)
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                self.folded = self.folded or _folded(self.model, x, self.kind)
-                low = isinstance(self.folded, Twin) and self.folded.kind == "fp16"
-                narrow = torch.zeros((), dtype=torch.bool, device=x.device) if low else None
-                self.tape = self.tape or Tape(torch.cuda.Stream(x.device), narrow)
-                found = self.recordings[key] = _record(self.folded, _channels_last(torch.rand(key, device=x.device)), self.tape)
+                found = self._recorded(_noise(key[1:], x.device))
+            if self.kind == "fp16" and (found is None or not _agrees(found, self.model)):
+                self.narrow = False
+                self._turn("fp32")
+                return self._recording(x)
             if found and not _agrees(found, self.model):
                 self.faithful = False
                 self.recordings.clear()
                 self.begin()
+            else:
+                self.recordings[key] = found
         return self.recordings.get(key)
+
+    def _recorded(self, like: Tensor) -> Recording | None:
+        """Return recordings for as many images as these, in the present precision; None where there can be none."""
+        if self.kind not in self.folded:
+            twin = faithful_twin(self.model, self.kind, like[:2].clone(), lambda line: None, compiles=False)
+            self.folded[self.kind] = twin if twin.settled else self.model  # without a convolution, nothing is gained
+            low = self.kind == "fp16"
+            if low and (twin.kind != "fp16" or not twin.settled):
+                return None
+            narrow = torch.zeros((), dtype=torch.bool, device=like.device) if low else None
+            self.tapes[self.kind] = Tape(torch.cuda.Stream(like.device), narrow)
+        return _record(self.folded[self.kind], like, self.tapes[self.kind])
 
 
 def sizes(largest: int) -> list[int]:
@@ -168,12 +199,6 @@ class _Replay(torch.autograd.Function):
         return recording.gradient[: len(x)].clone(), None
 
 
-def _folded(model: Module, x: Tensor, kind: Kind | Lower) -> Module:
-    """Return the twin of a model in a precision, without normalisations of its own where it can do without; else the model."""
-    twin = faithful_twin(model, kind, _channels_last(x[:2].detach().clone()), lambda line: None, compiles=False)
-    return twin if twin.settled or twin.kind == "fp16" else model
-
-
 def activation_bytes(model: Module, x: Tensor) -> int:
     """Return how many bytes the layers of a model give for images x, which an attack keeps until the gradient is known; 0 where none can be seen."""
     given = 0
@@ -214,7 +239,7 @@ def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
     side.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(side), torch.enable_grad():  # before recording, libraries choose their kernels
         for mode in ("default", "default", "error"):
-            if not _passes(model, like.clone().requires_grad_(), mode):
+            if not _passes(model, like.clone().requires_grad_(), mode, tape):
                 return None
     torch.cuda.current_stream(like.device).wait_stream(side)
     forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
@@ -237,7 +262,7 @@ def _gradient(logits: Tensor, x: Tensor, upstream: Tensor, tape: Tape) -> Tensor
         (plain,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
         return plain
     _, exponent = torch.frexp(upstream.abs().amax(1, keepdim=True))
-    length = torch.ldexp(torch.ones_like(upstream[:, :1]), exponent) / STEEP  # powers of two: no digit is lost
+    length = torch.ldexp(torch.ones_like(upstream[:, :1]), exponent.clamp(min=-100)) / STEEP  # powers of two: no digit is lost
     (steep,) = torch.autograd.grad(logits, x, upstream / length, retain_graph=True)
     return steep * length.view(-1, *[1] * (steep.ndim - 1))
 
@@ -249,20 +274,36 @@ def _note(numbers: Tensor, tape: Tape) -> None:
 
 def _agrees(recording: Recording, model: Module) -> bool:
     """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
-    x = recording.x[: len(recording.x) // 2 + 1].clone()
+    narrow, x = recording.tape.overflow is not None, recording.x[: len(recording.x) // 2 + 1].clone()
     recording.x.zero_()
-    with torch.no_grad():
-        ours, theirs = _play(recording, x)[: len(x)], model(x)
-    return float((ours - theirs).norm()) <= 0.05 * float(theirs.norm()) + 1e-6
+    with torch.set_grad_enabled(narrow):
+        x.requires_grad_(narrow)
+        answers: tuple[Tensor, Tensor] = (_Replay.apply(x, recording), model(x))  # type: ignore[no-untyped-call]
+        pairs = [(0.05, *answers)]
+        if narrow:  # with these very weights, which may be such that fp16 takes much for 0
+            weights = torch.linspace(-1, 1, answers[0].shape[1], device=x.device)
+            ours, theirs = (torch.autograd.grad((logits * weights).sum(), x)[0] for logits in answers)
+            pairs.append((WITHIN["fp16"][1], ours, theirs))
+    return all(float((ours - theirs).norm()) <= far * float(theirs.norm()) + 1e-6 for far, ours, theirs in pairs)
 
 
-def _passes(model: Module, x: Tensor, mode: str) -> bool:
+def _centred(logits: Tensor) -> Tensor:
+    return logits - logits.mean(1, keepdim=True)
+
+
+def _noise(shape: Any, device: torch.device) -> Tensor:
+    """Return images that follow from their shape alone."""
+    return _channels_last(torch.rand(shape, device=device, generator=generator(device, 0)))
+
+
+def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
     """Go through the model and back; in mode "error", tell whether the host never waited, which a recording that fails half-way would not forgive."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode(mode)
     try:
         logits = model(x)
-        torch.autograd.grad(logits, x, torch.zeros_like(logits))
+        _note(logits, tape)
+        _note(_gradient(logits, x, torch.zeros_like(logits), tape), tape)
     except torch.OutOfMemoryError:  # the plain way may still fit
         return False
     except RuntimeError:

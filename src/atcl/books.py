@@ -42,15 +42,20 @@ class Book:
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["right"]), np.uint8), count=images)
         return torch.from_numpy(bits.astype(bool))
 
-    def put(self, name: str, number: int, right: Tensor, seconds: float) -> None:
-        """Keep a batch's verdict."""
+    def put(self, name: str, number: int, right: Tensor, seconds: float, crafted: str = "fp32") -> None:
+        """Keep a batch's verdict, and the precision of what the attack looked at."""
         bits = np.packbits(right.cpu().numpy()).tobytes().hex()
-        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds})
+        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds, "crafted": crafted})
 
     def close(self) -> None:
         """Say that nothing is left to judge."""
         if (END, 0) not in self.lines:
             self._append({"pass": END, "batch": 0, "images": 0, "right": "", "seconds": 0.0})
+
+    @property
+    def crafted(self) -> str:
+        """The precision of what the attack looked at; more than one where a batch was too much for the first."""
+        return " and ".join(sorted({line["crafted"] for line in self.lines.values() if "crafted" in line}))
 
     @property
     def seconds(self) -> float:
@@ -70,8 +75,8 @@ def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
 
 
 def finished(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the headers of all that was judged to its end on the same model, images, threat and machine, by whatever attack, seed and batch size."""
-    free = {"attack": "", "seed": 0, "batch_size": 0}
+    """Return the headers of all that was judged to its end on the same model, images, threat and machine, by whatever attack and settings."""
+    free = {"attack": "", "seed": 0, "batch_size": 0, "half": False}
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         top, *lines = journal.read(path) or [{}]

@@ -27,7 +27,7 @@ class Attack:
     about: str
     first: int | None = None  # how many images of the test set it looks at, the first ones; None: all
     classes: int = 2  # how many a model needs at least
-    half: bool = False  # whether it may look, on a GPU, at a copy of the model in fp16; the model itself has the last word
+    half: bool = False  # whether it may look, on a GPU, at a copy of the model in fp16; an image stands only if the model itself gets it right too
     wide: bool = False  # whether it takes as many images at a time as a GPU has room for: its many small steps keep the host busy
 
     def check(self, classes: int) -> None:
@@ -87,6 +87,7 @@ ATTACKS: dict[str, Attack] = {
         "AutoAttack, standard version (APGD-CE, APGD-T, FAB-T, Square)",
         first=10_000,  # as published
         classes=4,  # its DLR loss compares the third and fourth logit
+        half=True,
         wide=True,
     ),
 }

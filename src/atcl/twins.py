@@ -44,7 +44,10 @@ class Twin(Module):
         self.follow()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model(x.to(self.dtype)).float()  # type: ignore[no-any-return]
+        logits: Tensor = self.model(x.to(self.dtype))
+        if self.kind == "fp16" and logits.dtype != torch.float32:
+            raise TypeError("judges compare logits that differ by less than fp16 can tell")  # whoever asks for such a twin takes another
+        return logits.float()
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -127,7 +130,7 @@ def _by_type(ours: Module, theirs: Module) -> list[tuple[list[Tensor], list[Tens
 def _lower(model: Module, dtype: torch.dtype) -> None:
     """Turn parameters to 16 bits, but leave normalisations: their statistics need the digits, and they take images in 16 bits as they are."""
     for module in model.modules():
-        if dtype == torch.float16 and isinstance(module, nn.Linear):  # judges compare logits that differ by less than fp16 can tell
+        if dtype == torch.float16 and isinstance(module, nn.Linear):  # the last one gives the logits
             module.register_forward_pre_hook(_widened)
         elif not isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm):
             for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:

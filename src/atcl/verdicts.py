@@ -92,12 +92,15 @@ def measure(
     _check(test, attacks, seed, batch_size)
     place = judged(model, test) if keep else {}
     sizes = _batches(model, test, attacks, batch_size)
-    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **place} for name in ATTACKS}
+    device = device_of(model, test.x.device)
+    halves = {name: {"half": True} if looks_at_half(attack, device) else {} for name, attack in ATTACKS.items()}
+    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **halves[name], **place} for name in ATTACKS}
     done = [top for top in finished(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
     known = [name for name in ATTACKS if name not in attacks and any((top["attack"], top["seed"]) == (name, seed) for top in done)]
-    for name in known:  # its own size where it was judged in that, else the largest
-        judged_in = [top["batch_size"] for top in done if (top["attack"], top["seed"]) == (name, seed)]
-        sizes[name] = headers[name]["batch_size"] = sizes[name] if sizes[name] in judged_in else max(judged_in)
+    for name in known:  # as it would be judged now where it was, else in the largest batches
+        tops = [top for top in done if (top["attack"], top["seed"]) == (name, seed)]
+        headers[name] = headers[name] if headers[name] in tops else max(tops, key=lambda top: top["batch_size"])
+        sizes[name] = headers[name]["batch_size"]
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
         attack.check(test.truth.classes)
@@ -107,7 +110,7 @@ def measure(
         book = Book(keep, headers[name])
         right, after = withstood(model, part, threat, name, attack, seed, sizes[name], book, watch)
         standing[: len(part)] &= right
-        told = {"about": attack.about, **asdict(threat)}
+        told = {"about": attack.about, **asdict(threat), **({"crafted": book.crafted} if "half" in headers[name] else {})}
         found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
     more = [top for top in done if top not in [headers[name] for name in chosen]]
     for top in more:  # with other random numbers: whatever broke an image has broken it
@@ -209,7 +212,7 @@ def withstood(
     """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
     device = device_of(model, test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
-    half = attack.half and torch.backends.cudnn.allow_tf32  # fp16 has the digits of tf32
+    half = looks_at_half(attack, device)
     with evaluating(model), forked_rng(), replayed(model, batch_size, half) as quick:  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
@@ -221,19 +224,24 @@ def withstood(
                     if isinstance(quick, Replayed):
                         quick.begin()
                     adv = run(quick, x, labels, threat, seed, number)
-                    if isinstance(quick, Replayed) and quick.overflowed():  # it was led astray
+                    if half and isinstance(quick, Replayed) and quick.strayed(quick(adv), model(adv)):  # fp16 led it astray: fp32 does not
                         adv = run(quick, x, labels, threat, seed, number)
                     right = _right(model, adv, labels)
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)
                     right = right.cpu()
-                    book.put(step, number, right, time.perf_counter() - began)
+                    book.put(step, number, right, time.perf_counter() - began, quick.kind if isinstance(quick, Replayed) else "fp32")
                 standing[part] = right
                 if watch:
                     watch(name, step, min((number + 1) * batch_size, len(index)), len(index))
             after[step] = 100 * int(standing.sum()) / len(test)
     book.close()
     return standing, after
+
+
+def looks_at_half(attack: Attack, device: torch.device) -> bool:
+    """Tell whether an attack looks at a copy of the model in fp16: only where convolutions may keep no more digits than that has."""
+    return attack.half and device.type == "cuda" and torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.no_grad()
