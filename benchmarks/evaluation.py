@@ -1,13 +1,14 @@
-"""AutoAttack through us against a plain call of pyautoattack, in one process; and PGD20 + CW30 on a whole test set.
+"""AutoAttack through us against a plain call of pyautoattack, and against us without fp16, in one process; and PGD20 + CW30 on a whole test set.
 
 python benchmarks/evaluation.py --model small_cnn --images 1000
 python benchmarks/evaluation.py --model resnet18 --images 512
+python benchmarks/evaluation.py --run runs/cifar10/warmup-pla/seed-1 --images 10000 --batch-size 2500 --plain-batch-sizes
 """
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from atcl.data import DATASETS
 from atcl.environment import environment, resolve
 from atcl.evaluation import ATTACKS
 from atcl.models import MODELS
+from atcl.runs import open_run
 from atcl.verdicts import measure, withstood
 
 
@@ -30,6 +32,8 @@ from atcl.verdicts import measure, withstood
 class Options:
     """What to measure."""
 
+    run: Path | None = None
+    """a trained run to attack, with its dataset and threat, instead of a model that is trained for a moment"""
     model: str = "small_cnn"
     dataset: str = "kuzushiji"
     data_dir: Path | None = None
@@ -42,7 +46,7 @@ class Options:
     attack_steps: int = 10
     device: str = "auto"
     plain_batch_sizes: tuple[int, ...] = (250, 1000)
-    """of the plain calls: the default of the package, and ours"""
+    """of the plain calls: the default of the package, and ours; none: only us with and without fp16"""
     out: Path | None = None
     """also write a JSON file"""
     whole: bool = True
@@ -76,29 +80,39 @@ def trained(options: Options, device: torch.device) -> nn.Module:
 def main(options: Options) -> None:
     """Print one JSON object."""
     device = resolve(options.device)
-    model = trained(options, device)
-    threat = Threat(options.epsilon, options.step_size)
-    test = DATASETS[options.dataset](options.data_dir).test
+    run = None if options.run is None else open_run(options.run)
+    model = trained(options, device) if run is None else run.model(options.device)
+    threat = Threat(options.epsilon, options.step_size) if run is None else run.recipe.threat
+    test = DATASETS[options.dataset if run is None else run.recipe.dataset](options.data_dir).test
     part = test.take(slice(options.images))
     x, y = part.x.to(device).float() / 255, part.truth.labels.to(device)
 
     def plain(batch_size: int) -> Tensor:
-        attack = AutoAttack(model, device=device, eps=options.epsilon, seed=0, version="standard")
+        attack = AutoAttack(model, device=device, eps=threat.epsilon, seed=0, version="standard")
         _, found = attack.run_standard_evaluation(x, y, batch_size=batch_size)
         right: Tensor = (found == y).cpu()
         return right
 
-    def ours() -> Tensor:
-        return withstood(model, part, threat, "autoattack", ATTACKS["autoattack"], 0, options.batch_size, Book(None, {}))[0]
+    passes: dict[str, dict[str, float]] = {}
+
+    def ours(half: bool) -> Tensor:
+        book = Book(None, {})
+        found = withstood(model, part, threat, "autoattack", replace(ATTACKS["autoattack"], half=half), 0, options.batch_size, book)[0]
+        steps = dict.fromkeys(step for step, _ in book.lines)
+        passes["ours" if half else "ours without fp16"] = {
+            step: sum(line["seconds"] for (other, _), line in book.lines.items() if other == step) for step in steps
+        }  # fmt: skip
+        return found
 
     with torch.no_grad():
         natural = float((model(x).argmax(1) == y).float().mean())
     told: dict[str, object] = {"options": {name: str(value) for name, value in asdict(options).items() if name != "out"}, "natural": 100 * natural}
     calls: dict[str, Callable[[], Tensor]] = {f"plain, {size} at a time": partial(plain, size) for size in options.plain_batch_sizes}
     seconds, verdicts = {}, {}
-    for name, run in {**calls, "ours": ours}.items():
+    every: dict[str, Callable[[], Tensor]] = {**calls, "ours without fp16": partial(ours, False), "ours": partial(ours, True)}
+    for name, call in every.items():
         began = time.perf_counter()
-        verdicts[name] = run()
+        verdicts[name] = call()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - began
@@ -106,12 +120,11 @@ def main(options: Options) -> None:
     told |= {
         name: {
             "seconds": seconds[name], "accuracy": 100 * float(right.float().mean()), "ratio": seconds[name] / seconds["ours"],
-            "verdicts_that_differ": int((right != verdicts["ours"]).sum()),
+            "verdicts_that_differ": int((right != verdicts["ours"]).sum()), "passes": passes.get(name),
         } for name, right in verdicts.items()
     }  # fmt: skip
-    plains = list(calls)
-    # what the size of the batches alone changes, through the random numbers drawn for each
-    told["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
+    if plains := list(calls):  # what the size of the batches alone changes, through the random numbers drawn for each
+        told["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
     if options.whole:
         began = time.perf_counter()
         whole = measure(model, test, threat, ["pgd20", "cw30"], batch_size=options.batch_size)

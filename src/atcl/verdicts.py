@@ -23,7 +23,7 @@ from atcl.truth import Split, Truth
 
 WORST = "worst"  # the pointwise worst case over everything run
 BATCH = 500  # images at a time
-WIDEST, ROOM = 10_000, 1 / 20  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
+WIDEST, ROOM = 10_000, 1 / 8  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
 
 Judge = Callable[..., Tensor]  # images, labels, and where to start an attack -> (n,) bool: which the model gets right
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
