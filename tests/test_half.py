@@ -53,7 +53,7 @@ def test_convolutions_compute_in_fp16_and_the_logits_keep_their_digits() -> None
 def test_a_model_that_would_answer_in_fp16_is_looked_at_in_fp32(head: nn.Module, kind: str) -> None:
     heard: list[str] = []
     assert faithful_twin(Headed(head), "fp16", torch.rand(2, 1, 8, 8), heard.append, compiles=False).kind == kind
-    assert heard == [] if kind == "fp16" else ["the model does not compute in fp16: the attack looks at it in fp32"]
+    assert heard == ([] if kind == "fp16" else ["the model does not compute in fp16: the attack looks at it in fp32"])
 
 
 def test_each_image_has_its_gradient_however_long_those_of_others_are() -> None:
@@ -88,9 +88,22 @@ def test_an_overflow_or_logits_far_from_the_models_own_turn_a_batch_to_fp32_and_
         quick.tapes["fp16"] = Tape(None, torch.tensor(overflow))  # type: ignore[arg-type]
         assert (quick.kind, quick.strayed(ours, logits)) == ("fp16", expected)
         assert quick.kind == ("fp32" if expected else "fp16")
-        assert not quick.strayed(lost, logits) or not expected  # there is nothing after fp32
+        assert quick.strayed(lost, logits) == (not expected)  # there is nothing after fp32
         quick.begin()
-        assert quick.kind == "fp16"
+        assert (quick.kind, bool(quick.tapes["fp16"].overflow)) == ("fp16", False)
+
+
+def test_a_batch_in_which_fp16_was_given_up_half_way_is_attacked_again() -> None:
+    quick, logits = Replayed(nn.Linear(2, 2), 20, half=True), torch.randn(4, 10)
+    quick._give_up_fp16()
+    assert not quick.strayed(logits, logits)  # it had answered nothing yet
+    quick = Replayed(nn.Linear(2, 2), 20, half=True)
+    quick.recordings["fp16", 20, 2] = quick.recordings["fp32", 20, 2] = None
+    quick._give_up_fp16()
+    assert list(quick.recordings) == [("fp32", 20, 2)]
+    assert (quick.kind, [quick.strayed(logits, logits) for _ in range(2)]) == ("fp32", [True, False])
+    quick.begin()
+    assert quick.kind == "fp32"
 
 
 class Narrow(Replayed):
@@ -129,6 +142,7 @@ def test_a_batch_that_fp16_led_astray_is_attacked_again_in_fp32(name: str, tmp_p
     assert torch.equal(found, plain)
     assert [book.lines[name, number]["crafted"] for number in range(3)] == ["fp16", "fp32", "fp16"]
     assert book.crafted == "fp16 and fp32"
+    assert {kind for kind, number in quick.seen} == {"fp16", "fp32"}
 
 
 def test_verdicts_in_fp16_lie_apart_from_others_and_those_of_before_still_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from atcl.errors import AtclError
 from atcl.experiments import EXPERIMENTS, narrowed
 from atcl.files import read_json, write_json
 from atcl.journal import packed
-from atcl.ledger import result_path
+from atcl.ledger import UNOFFICIAL, result_path
 from atcl.paper import Value, asked
 from atcl.reports import FORMATS, check_place, grids, markdown, places, rewritten
 from atcl.settings import to_data
@@ -59,6 +59,17 @@ def test_the_margin_is_never_narrower_than_rounding() -> None:
     assert Cell((10.31,), (), Value(10.0, 0.0)).outside is True
     assert Cell((), (), Value(10.0, 0.0)).outside is None
     assert Cell((10.0,), (), None).outside is None
+
+
+@pytest.mark.parametrize(("digest", "said"), [(next(iter(UNOFFICIAL)), " (reconstructed data)"), ("0123456789abcdef", "")])
+def test_numbers_on_files_that_are_not_the_official_ones_say_so(tmp_path: Path, digest: str, said: str) -> None:
+    for row in ("oracle", "warmup-pla"):
+        path = put(tmp_path, f"svhn/{row}", 1, three(91.0, 85.0, 83.0))
+        write_json(path, {**read_json(path), "data": {"test": digest}})
+    (table,) = grids(narrowed(EXPERIMENTS["table1"], ["svhn"], ["oracle"]), tmp_path)
+    assert table.rows[0][2:] == (*(f"{number}{said}" for number in ("91.00", "85.00", "83.00")), "—", *[f"80.00{said}"] * 3, "1")
+    (claims,) = grids(EXPERIMENTS["claims"], tmp_path)
+    assert [row[1] for row in claims.rows if row[1] != "—"] == [f"svhn{said}"]
 
 
 def test_ours_stand_beside_the_published_and_rules_never_share_a_column(tmp_path: Path) -> None:

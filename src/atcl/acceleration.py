@@ -22,7 +22,7 @@ from atcl.seeds import forked_rng, generator
 from atcl.twins import STEEP, WITHIN, faithful_twin
 
 SMALLEST = 32
-APART = 0.05  # how far logits in fp16 may be from the model's own, in shares of their length, and as they are
+APART = 0.05  # how far an image's logits in fp16 may be from the model's own, in shares of their length, or of the mean length where that is more
 OFTEN = 100  # calls of a size after which a recording of its own pays; until then a larger one serves
 
 
@@ -68,6 +68,7 @@ class Replayed(Module):
         self.asked: Counter[Key] = Counter()
         self.serving: set[Key] = set()
         self.faithful = True  # whether recordings answer as the model does
+        self.mixed = False  # whether fp16 was given up after it had answered
         self.begin()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,22 +86,32 @@ class Replayed(Module):
     def begin(self) -> None:
         """Forget what was asked before: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
         self._turn("fp16" if self.narrow else "fp32")
+        self.mixed = False
         for recording in filter(None, self.recordings.values()):  # what overflowed in another batch is none of this one's
-            recording.x.zero_()
+            recording.x.copy_(_noise(recording.x.shape, recording.x.device))
             recording.upstream.zero_()
-            if recording.tape.overflow is not None:
-                recording.tape.overflow.zero_()
+        for tape in self.tapes.values():
+            if tape.overflow is not None:
+                tape.overflow.zero_()
 
     def strayed(self, ours: Tensor, theirs: Tensor) -> bool:
         """Tell whether fp16 was too narrow in this batch, which ended with our logits and the model's own; if so, fp32 serves the rest of it."""
-        tape = self.tapes.get("fp16")
+        tape, mixed = self.tapes.get("fp16"), self.mixed
+        self.mixed = False
         if self.kind != "fp16" or tape is None or tape.overflow is None:
-            return False
+            return mixed
         apart, length = (_centred(one).norm(dim=1) for one in (ours - theirs, theirs))
-        if not bool(tape.overflow | ~(apart <= APART * length + APART).all()):  # what is not a number is not near
+        if not bool(tape.overflow | ~(apart <= APART * length.clamp(min=length.mean())).all()):  # what is not a number is not near
             return False
         self._turn("fp32")
         return True
+
+    def _give_up_fp16(self) -> None:
+        low = [key for key in self.recordings if key[0] == "fp16"]
+        self.narrow, self.mixed = False, bool(low)
+        for key in low:
+            del self.recordings[key]
+        self._turn("fp32")
 
     def _turn(self, kind: Kind | Lower) -> None:
         self.kind = kind
@@ -119,11 +130,10 @@ class Replayed(Module):
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
                 found = self._recorded(_noise(key[1:], x.device))
             if self.kind == "fp16" and (found is None or not _agrees(found, self.model)):
-                self.narrow = False
-                self._turn("fp32")
+                self._give_up_fp16()
                 return self._recording(x)
             if found and not _agrees(found, self.model):
-                self.faithful = False
+                self.faithful = self.narrow = False
                 self.recordings.clear()
                 self.begin()
             else:
@@ -276,7 +286,7 @@ def _note(numbers: Tensor, tape: Tape) -> None:
 def _agrees(recording: Recording, model: Module) -> bool:
     """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
     narrow, x = recording.tape.overflow is not None, recording.x[: len(recording.x) // 2 + 1].clone()
-    recording.x.zero_()
+    recording.x.copy_(_noise(recording.x.shape, x.device, 1))
     with torch.set_grad_enabled(narrow):
         x.requires_grad_(narrow)
         answers: tuple[Tensor, Tensor] = (_Replay.apply(x, recording), model(x))  # type: ignore[no-untyped-call]
@@ -292,9 +302,9 @@ def _centred(logits: Tensor) -> Tensor:
     return logits - logits.mean(1, keepdim=True)
 
 
-def _noise(shape: Any, device: torch.device) -> Tensor:
-    """Return images that follow from their shape alone."""
-    return _channels_last(torch.rand(shape, device=device, generator=generator(device, 0)))
+def _noise(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
+    """Return images that follow from their shape, and a seed, alone."""
+    return _channels_last(torch.rand(shape, device=device, generator=generator(device, seed)))
 
 
 def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
@@ -309,7 +319,7 @@ def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
     except torch.OutOfMemoryError:  # the plain way may still fit
         return False
     except RuntimeError:
-        if mode != "error":
+        if mode != "error" and tape.overflow is None:  # in fp16 a library may know no way, and has none to tell of in fp32
             raise
         return False
     finally:

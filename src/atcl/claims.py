@@ -89,7 +89,15 @@ def claimed(experiment: Experiment, results: Path) -> list[Grid]:
             lines += 1
             verdicts = [pair.verdict(claim.close) for pair in known.values()]
             found = overall(verdicts, len(claim.pairs))
-            rows.append((claim.words, dataset, "; ".join(_told(titles, *names, pair) for names, pair in known.items()), found))
+            notes = sorted({note for pair in known.values() for cell in (pair.above, pair.below) for note in cell.flags})
+            rows.append(
+                (
+                    claim.words,
+                    f"{dataset} ({', '.join(notes)})" if notes else dataset,
+                    "; ".join(_told(titles, *names, pair) for names, pair in known.items()),
+                    found,
+                )
+            )
             data += [
                 {"claim": claim.words, "dataset": dataset, "above": above, "below": below, "distance": pair.distance,
                  "spread": pair.spread(claim.close), "published": pair.published, "verdict": verdict}
@@ -117,11 +125,12 @@ def _number(cell: Cell) -> str:
 
 
 def _cell(experiment: Experiment, results: Path, dataset: str, row: str) -> Cell:
-    found = [value for entry in entries(experiment, results, asked(f"{dataset}/{row}")) if (value := _value(entry)) is not None]
-    return Cell(tuple(found), (), published_at(experiment, dataset, row).get(METRIC))
+    found = entries(experiment, results, asked(f"{dataset}/{row}"))
+    notes = dict.fromkeys(note for entry in found for note in entry.notes)
+    return Cell(tuple(map(_value, found)), tuple(notes), published_at(experiment, dataset, row).get(METRIC))
 
 
-def _value(entry: Entry) -> float | None:
+def _value(entry: Entry) -> float:
     """Return the number that the paper would report."""
     if entry.rule != RULE:
         raise AtclError(f"{entry.path} was chosen by {entry.rule}, and the paper's claims are about {RULE}")

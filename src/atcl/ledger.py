@@ -15,6 +15,9 @@ from atcl.recipes import KINDS
 from atcl.runs import Run, folder_of
 from atcl.settings import digest, from_data
 
+# Test sets that are not the official files, by their digest, with what is said beside each number (docs/datasets.md).
+UNOFFICIAL = {"c10fd32a29cea2d9": "reconstructed data"}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -28,6 +31,12 @@ class Entry:
     def rule(self) -> str:
         """How its reported epoch was chosen."""
         return str(self.result["selection"]["rule"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said beside each of its numbers."""
+        note = UNOFFICIAL.get(self.result.get("data", {}).get("test"))
+        return () if note is None else (note,)
 
     @property
     def journal(self) -> list[Record]:

@@ -127,7 +127,7 @@ def _attack(name: str, rule: str) -> Column:
         # the last epoch of a run is measured too, whichever one a rule reports
         metrics = entry.result["metrics"] if entry.rule == rule else entry.result["last_epoch"]["metrics"] if rule == "last" else {}
         one = metrics.get(name)
-        return None if one is None else (one["accuracy"], one["flags"] or ())
+        return None if one is None else (one["accuracy"], (*(one["flags"] or ()), *entry.notes))
 
     return Column(name, f"{HEADINGS[name]} ({rule})", rule, read)
 
@@ -135,7 +135,7 @@ def _attack(name: str, rule: str) -> Column:
 def _epoch(name: str, number: int) -> Column:
     def read(entry: Entry) -> tuple[float, Sequence[str]] | None:
         found = [record.get("pseudo_label_accuracy") for record in entry.journal if record["epoch"] == number]
-        return (100 * found[0], ()) if found and found[0] is not None else None
+        return (100 * found[0], entry.notes) if found and found[0] is not None else None
 
     return Column(name, name, None, read)
 

@@ -120,7 +120,7 @@ def measure(
         standing[: len(part)] &= right
     if len(chosen) + len(more) > 1:
         images = min(len(test), *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]))
-        again = [f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}" for top in more]
+        again = [f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}{' in fp16' * ('half' in top)}" for top in more]
         told = {"about": f"for each image the worst of {', '.join([*chosen, *again])}", **asdict(threat)}
         largest = max(one.batch_size for one in found.values())
         found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
