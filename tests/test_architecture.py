@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/atcl"
 BLIND = (
     "schedules", "seeds", "losses", "attacks", "objectives", "batches", "supervision", "models", "training",
-    "transitions", "matrices", "tables", "heldout", "pictures", "folders", "precisions", "forms", "twins", "engines", "packing",
+    "transitions", "matrices", "tables", "heldout", "pictures", "folders", "precisions", "forms", "twins", "recordings", "engines", "packing",
 )  # fmt: skip
 SEEING = {
     "atcl", "truth", "labels", "labelled", "data", "evaluation", "probing", "masking", "tasks", "recipes", "runs", "stages", "running",

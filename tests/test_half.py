@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atcl import acceleration, verdicts
-from atcl.acceleration import Replayed, Tape
+from atcl import verdicts
+from atcl.acceleration import Replayed
 from atcl.attacks import Threat
 from atcl.books import Book
 from atcl.data import digits
 from atcl.evaluation import ATTACKS, Attack
 from atcl.models import MODELS
+from atcl.recordings import Tape, gradient_of, note
 from atcl.twins import Twin, faithful_twin
 from atcl.verdicts import looks_at_half, measure, withstood
 
@@ -65,14 +66,14 @@ def test_each_image_has_its_gradient_however_long_those_of_others_are() -> None:
     lengths = torch.tensor([*(10.0**power for power in range(-30, 12, 4)), 1e-43])[:, None]
     twin = Twin(net, "fp16", settle=True, compiles=False)
     tape = Tape(None, torch.tensor(False))  # type: ignore[arg-type]
-    found = acceleration._gradient(twin(x), x, weights * lengths, tape)
-    acceleration._note(found, tape)
+    found = gradient_of(twin(x), x, weights * lengths, tape)
+    note(found, tape)
     assert not bool(tape.overflow)
     (plain,) = torch.autograd.grad(net(x), x, weights)
     # a unit that fp16 rounds across zero turns its part on or off
     apart = (found[:-1] / lengths[:-1, :, None, None] - plain[:-1]).flatten(1).norm(dim=1)
     assert bool((apart < 0.15 * plain[:-1].flatten(1).norm(dim=1)).all())
-    acceleration._note(acceleration._gradient(twin(x), x, weights * torch.inf, tape), tape)
+    note(gradient_of(twin(x), x, weights * torch.inf, tape), tape)
     assert bool(tape.overflow)
 
 

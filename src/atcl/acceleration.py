@@ -5,11 +5,9 @@ the forward pass, and the gradient of the input, are recorded once and replayed;
 """
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,36 +16,13 @@ from torch.nn import Module
 
 from atcl.attacks import evaluating
 from atcl.precisions import Kind, Lower
-from atcl.seeds import forked_rng, generator
-from atcl.twins import STEEP, WITHIN, faithful_twin
+from atcl.recordings import Recording, Replay, Tape, agrees, noise, play, record
+from atcl.seeds import forked_rng
+from atcl.twins import faithful_twin
 
 SMALLEST = 32
 APART = 0.05  # how far an image's logits in fp16 may be from the model's own, in shares of their length, or of the mean length where that is more
 OFTEN = 100  # calls of a size after which a recording of its own pays; until then a larger one serves
-
-
-@dataclass
-class Tape:
-    """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
-
-    stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
-    overflow: Tensor | None = None  # () bool, of a model in fp16: whether any logit or gradient was not finite
-    plays: int = 0  # forward passes so far
-    pool: Any = None
-
-
-@dataclass
-class Recording:
-    """The graphs of one size, and the tensors that they read and write."""
-
-    x: Tensor
-    logits: Tensor
-    upstream: Tensor  # gradient of the logits
-    gradient: Tensor  # gradient of x
-    forward: torch.cuda.CUDAGraph
-    backward: torch.cuda.CUDAGraph
-    tape: Tape
-
 
 Key = tuple[Any, ...]  # precision, number of images, shape of each
 
@@ -79,16 +54,16 @@ class Replayed(Module):
             out: Tensor = self.model(x)
             return out
         if torch.is_grad_enabled() and x.requires_grad:
-            answered: Tensor = _Replay.apply(x, recording)  # type: ignore[no-untyped-call]
+            answered: Tensor = Replay.apply(x, recording)  # type: ignore[no-untyped-call]
             return answered
-        return _play(recording, x)[: len(x)].clone()
+        return play(recording, x)[: len(x)].clone()
 
     def begin(self) -> None:
         """Forget what was asked before: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
         self._turn("fp16" if self.narrow else "fp32")
         self.mixed = False
         for recording in filter(None, self.recordings.values()):  # what overflowed in another batch is none of this one's
-            recording.x.copy_(_noise(recording.x.shape, recording.x.device))
+            recording.x.copy_(noise(recording.x.shape, recording.x.device))
             recording.upstream.zero_()
         for tape in self.tapes.values():
             if tape.overflow is not None:
@@ -128,11 +103,11 @@ class Replayed(Module):
             self.serving.add(key)
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                found = self._recorded(_noise(key[1:], x.device))
-            if self.kind == "fp16" and (found is None or not _agrees(found, self.model)):
+                found = self._recorded(noise(key[1:], x.device))
+            if self.kind == "fp16" and (found is None or not agrees(found, self.model)):
                 self._give_up_fp16()
                 return self._recording(x)
-            if found and not _agrees(found, self.model):
+            if found and not agrees(found, self.model):
                 self.faithful = self.narrow = False
                 self.recordings.clear()
                 self.begin()
@@ -150,7 +125,7 @@ class Replayed(Module):
                 return None
             narrow = torch.zeros((), dtype=torch.bool, device=like.device) if low else None
             self.tapes[self.kind] = Tape(torch.cuda.Stream(like.device), narrow)
-        return _record(self.folded[self.kind], like, self.tapes[self.kind])
+        return record(self.folded[self.kind], like, self.tapes[self.kind])
 
 
 def sizes(largest: int) -> list[int]:
@@ -191,25 +166,6 @@ def _replaying(model: Module, batch_size: int, half: bool) -> Replayed | None:
         return None
 
 
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, recording: Recording) -> Tensor:
-        logits = _play(recording, x)
-        ctx.save_for_backward(x)
-        ctx.recording, ctx.play = recording, recording.tape.plays
-        return logits[: len(x)].clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        (x,), recording = ctx.saved_tensors, ctx.recording
-        if ctx.play != recording.tape.plays:  # another batch came in between
-            _play(recording, x)
-            ctx.play = recording.tape.plays
-        recording.upstream[: len(x)].copy_(upstream[0])  # as with the images, rows behind are of an older batch
-        recording.backward.replay()
-        return recording.gradient[: len(x)].clone(), None
-
-
 def activation_bytes(model: Module, x: Tensor) -> int:
     """Return how many bytes the layers of a model give for images x, which an attack keeps until the gradient is known; 0 where none can be seen."""
     given = 0
@@ -233,95 +189,5 @@ def activation_bytes(model: Module, x: Tensor) -> int:
     return given
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def _play(recording: Recording, x: Tensor) -> Tensor:
-    recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
-    recording.forward.replay()
-    recording.tape.plays += 1
-    return recording.logits
-
-
-def _record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
-    """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
-    side = tape.stream
-    side.wait_stream(torch.cuda.current_stream(like.device))
-    with torch.cuda.stream(side), torch.enable_grad():  # before recording, libraries choose their kernels
-        for mode in ("default", "default", "error"):
-            if not _passes(model, like.clone().requires_grad_(), mode, tape):
-                return None
-    torch.cuda.current_stream(like.device).wait_stream(side)
-    forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
-    with torch.enable_grad():
-        with torch.cuda.graph(forward, pool=tape.pool, stream=side):
-            logits = model(x)
-            _note(logits, tape)
-        tape.pool = forward.pool()
-        upstream = torch.zeros_like(logits)
-        with torch.cuda.graph(backward, pool=tape.pool, stream=side):
-            gradient = _gradient(logits, x, upstream, tape)
-            _note(gradient, tape)
-    # the graphs' own tensors, without the history that only recording needed
-    return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
-
-
-def _gradient(logits: Tensor, x: Tensor, upstream: Tensor, tape: Tape) -> Tensor:
-    """Return the gradient of x; through a model in fp16 each image's starts at one length and is brought back to its own behind it."""
-    if tape.overflow is None:
-        (plain,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
-        return plain
-    _, exponent = torch.frexp(upstream.abs().amax(1, keepdim=True))
-    length = torch.ldexp(torch.ones_like(upstream[:, :1]), exponent.clamp(min=-100)) / STEEP  # powers of two: no digit is lost
-    (steep,) = torch.autograd.grad(logits, x, upstream / length, retain_graph=True)
-    return steep * length.view(-1, *[1] * (steep.ndim - 1))
-
-
-def _note(numbers: Tensor, tape: Tape) -> None:
-    if tape.overflow is not None:
-        tape.overflow.logical_or_(~numbers.detach().isfinite().all())
-
-
-def _agrees(recording: Recording, model: Module) -> bool:
-    """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
-    narrow, x = recording.tape.overflow is not None, recording.x[: len(recording.x) // 2 + 1].clone()
-    recording.x.copy_(_noise(recording.x.shape, x.device, 1))
-    with torch.set_grad_enabled(narrow):
-        x.requires_grad_(narrow)
-        answers: tuple[Tensor, Tensor] = (_Replay.apply(x, recording), model(x))  # type: ignore[no-untyped-call]
-        pairs = [(0.05, *answers)]
-        if narrow:  # with these very weights, which may be such that fp16 takes much for 0
-            weights = torch.linspace(-1, 1, answers[0].shape[1], device=x.device)
-            ours, theirs = (torch.autograd.grad((logits * weights).sum(), x)[0] for logits in answers)
-            pairs.append((WITHIN["fp16"][1], ours, theirs))
-    return all(bool((ours - theirs).norm() <= far * theirs.norm() + 1e-6) for far, ours, theirs in pairs)
-
-
 def _centred(logits: Tensor) -> Tensor:
     return logits - logits.mean(1, keepdim=True)
-
-
-def _noise(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
-    """Return images that follow from their shape, and a seed, alone."""
-    return _channels_last(torch.rand(shape, device=device, generator=generator(device, seed)))
-
-
-def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
-    """Go through the model and back; in mode "error", tell whether the host never waited, which a recording that fails half-way would not forgive."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # that the mode is young
-        torch.cuda.set_sync_debug_mode(mode)
-    try:
-        logits = model(x)
-        _note(logits, tape)
-        _note(_gradient(logits, x, torch.zeros_like(logits), tape), tape)
-    except torch.OutOfMemoryError:  # the plain way may still fit
-        return False
-    except RuntimeError:
-        if mode != "error" and tape.overflow is None:  # in fp16 a library may know no way, and has none to tell of in fp32
-            raise
-        return False
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-    return True

@@ -90,14 +90,8 @@ def claimed(experiment: Experiment, results: Path) -> list[Grid]:
             verdicts = [pair.verdict(claim.close) for pair in known.values()]
             found = overall(verdicts, len(claim.pairs))
             notes = sorted({note for pair in known.values() for cell in (pair.above, pair.below) for note in cell.flags})
-            rows.append(
-                (
-                    claim.words,
-                    f"{dataset} ({', '.join(notes)})" if notes else dataset,
-                    "; ".join(_told(titles, *names, pair) for names, pair in known.items()),
-                    found,
-                )
-            )
+            where = f"{dataset} ({', '.join(notes)})" if notes else dataset
+            rows.append((claim.words, where, "; ".join(_told(titles, *names, pair) for names, pair in known.items()), found))
             data += [
                 {"claim": claim.words, "dataset": dataset, "above": above, "below": below, "distance": pair.distance,
                  "spread": pair.spread(claim.close), "published": pair.published, "verdict": verdict}

@@ -1,7 +1,6 @@
 """How a training step is carried out: as it is written, compiled, or recorded in a CUDA graph. The loop does not know which."""
 
 import random
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl.errors import AtclError, pick
+from atcl.recordings import waiting
 
 Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -187,19 +187,15 @@ def waits(model: Module, x: Tensor) -> bool:
     """Tell whether a model, training or not, makes the host wait for the GPU or decide by lot: neither can be recorded."""
     if not x.is_cuda:
         return False
-    before = torch.cuda.get_sync_debug_mode()
     try:
         for train in (True, False):
             model.train(train)(x).sum().backward()  # the first pass may set things up
             drawn = _host_random()
-            with warnings.catch_warnings(action="ignore"):  # that the mode is young
-                torch.cuda.set_sync_debug_mode("error")
             try:
-                model(x).sum().backward()
+                with waiting("error"):
+                    model(x).sum().backward()
             except RuntimeError:
                 return True
-            finally:
-                torch.cuda.set_sync_debug_mode(before)
             if drawn != _host_random():
                 return True
     finally:
