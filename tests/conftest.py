@@ -7,6 +7,7 @@ import torch
 def pytest_configure() -> None:
     """Hear Ctrl-C, as tests send it, also where whoever started them ignores it, as a shell does in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)  # before the first test as well, in fixtures of whole modules
 
 
 @pytest.fixture(autouse=True)

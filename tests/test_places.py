@@ -140,6 +140,21 @@ def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_proce
         assert read_json(one.path)["engine"]["together"] == len(jobs)
 
 
+def test_each_pack_is_measured_before_the_next_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, seen, console = [job(tmp_path, seed) for seed in range(PACK + 2)], list[object](), Console(file=io.StringIO(), width=400)
+
+    def noting(one: Job, *_: Any) -> None:
+        seen.append(one.seed)
+        one.path.parent.mkdir(parents=True)
+        write_json(one.path, {})
+
+    monkeypatch.setattr(on_local, "train_packed", lambda pack, _: seen.append([one.seed for one in pack]))
+    monkeypatch.setattr(on_local, "trained", lambda *_: None)
+    monkeypatch.setattr(on_local, "measured", noting)
+    spread(jobs, OneByOne(console, len(jobs), packed(jobs)), Together(console, jobs))
+    assert seen == [[*range(PACK)], *range(PACK), [PACK, PACK + 1], PACK, PACK + 1]
+
+
 def test_memory_that_runs_out_in_one_run_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, said, full = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO(), [True]
     measured = working.measured

@@ -43,10 +43,8 @@ class Local:
         def fill(jobs: Sequence[Job], console: Console) -> None:
             if workers == 1 or len(jobs) < 2:
                 with _threads(terms.threads or torch.get_num_threads()):
-                    if packs and len(jobs) > 1:
-                        train_packed(jobs, console)
                     # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
-                    spread(jobs, OneByOne(console, len(jobs)), Together(console, jobs))
+                    spread(jobs, OneByOne(console, len(jobs), packed(jobs) if packs and len(jobs) > 1 else []), Together(console, jobs))
                 return
             threads = terms.threads or max(1, min(torch.get_num_threads(), cores // workers))
             with Together(console, jobs) as bar:
@@ -85,10 +83,11 @@ def packed(jobs: Sequence[Job]) -> list[list[Job]]:
 
 @dataclass
 class OneByOne:
-    """Runs in this process, each with its own live progress."""
+    """Runs in this process, each with its own live progress; those of a pack are trained together when the first of them is due."""
 
     console: Console
     number: int
+    packs: list[list[Job]] = field(default_factory=list)
     room: int = 1
     begun: int = 0
     noted: dict[int, Job] = field(default_factory=dict)
@@ -111,6 +110,9 @@ class OneByOne:
         """Carry the jobs out."""
         for task in tasks:
             job = self.noted.pop(task)
+            for pack in [pack for pack in self.packs if job in pack]:  # what a stop leaves behind is whole rows, not models that no one measured
+                self.packs.remove(pack)
+                train_packed(pack, self.console)
             self.console.print(f"{job} ({min(task, self.number)} of {self.number})", highlight=False, soft_wrap=True, markup=False)
             self.ended[task] = outcome_of(partial(self._carry_out, job))
             free_memory()
