@@ -1,9 +1,9 @@
 """AutoAttack may look at a copy of the model in fp16: what is as good as the model, and what is noticed where it is not. Recordings: tests/gpu."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atcl import verdicts
+from atcl import acceleration, verdicts
 from atcl.acceleration import Replayed
 from atcl.attacks import Threat
 from atcl.books import Book
 from atcl.data import digits
 from atcl.evaluation import ATTACKS, Attack
 from atcl.models import MODELS
-from atcl.recordings import Tape, gradient_of, note
+from atcl.recordings import Recording, Tape, agrees, gradient_of, note
 from atcl.twins import Twin, faithful_twin
 from atcl.verdicts import looks_at_half, measure, withstood
 
@@ -33,7 +33,8 @@ class Headed(nn.Module):
         self.body, self.head = nn.Conv2d(1, 8, 3, padding=1), head
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.body(x).relu().mean((2, 3), keepdim=True).flatten(1 if isinstance(self.head, nn.Linear) else 4))
+        pooled = self.body(x).relu().mean((2, 3), keepdim=True)
+        out: Tensor = self.head(pooled.flatten(1) if isinstance(self.head, nn.Linear) else pooled)
         return out.flatten(1)
 
 
@@ -58,18 +59,15 @@ def test_a_model_that_would_answer_in_fp16_is_looked_at_in_fp32(head: nn.Module,
 
 
 def test_each_image_has_its_gradient_however_long_those_of_others_are() -> None:
-    torch.manual_seed(0)
-    net = MODELS["tiny_cnn"](10, (1, 8, 8)).eval().requires_grad_(False)
-    for parameter in net.parameters():
-        parameter.add_(0.1 * torch.randn_like(parameter))
+    model = net()
     x, weights = torch.rand(12, 1, 8, 8).requires_grad_(), torch.randn(12, 10)
     lengths = torch.tensor([*(10.0**power for power in range(-30, 12, 4)), 1e-43])[:, None]
-    twin = Twin(net, "fp16", settle=True, compiles=False)
+    twin = Twin(model, "fp16", settle=True, compiles=False)
     tape = Tape(None, torch.tensor(False))  # type: ignore[arg-type]
     found = gradient_of(twin(x), x, weights * lengths, tape)
     note(found, tape)
     assert not bool(tape.overflow)
-    (plain,) = torch.autograd.grad(net(x), x, weights)
+    (plain,) = torch.autograd.grad(model(x), x, weights)
     # a unit that fp16 rounds across zero turns its part on or off
     apart = (found[:-1] / lengths[:-1, :, None, None] - plain[:-1]).flatten(1).norm(dim=1)
     assert bool((apart < 0.15 * plain[:-1].flatten(1).norm(dim=1)).all())
@@ -104,6 +102,152 @@ def test_a_batch_in_which_fp16_was_given_up_half_way_is_attacked_again() -> None
     assert list(quick.recordings) == [("fp32", 20, 2)]
     assert (quick.kind, [quick.strayed(logits, logits) for _ in range(2)]) == ("fp32", [True, False])
     quick.begin()
+    assert quick.kind == "fp32"
+
+
+class Emulated(Replayed):
+    """Recordings on a CPU: what a graph would replay is worked out anew from the tensors that the recording reads."""
+
+    def _fits(self, x: Tensor) -> bool:
+        return 0 < len(x) <= self.sizes[-1]
+
+
+@dataclass
+class Graph:
+    replay: Callable[[], None]
+
+
+@pytest.fixture
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(model: nn.Module, like: Tensor, tape: Tape) -> Recording:
+        live: list[Tensor] = []
+
+        def forth() -> None:
+            with torch.enable_grad():
+                live[:] = [leaf := made.x.detach().clone().requires_grad_(), model(leaf)]
+            note(live[1], tape)
+            made.logits.copy_(live[1].detach())
+
+        def back() -> None:
+            found = gradient_of(live[1], live[0], made.upstream, tape)
+            note(found, tape)
+            made.gradient.copy_(found)
+
+        logits = model(like).detach()
+        made = Recording(like.clone(), logits, torch.zeros_like(logits), torch.zeros_like(like), Graph(forth), Graph(back), tape)  # type: ignore[arg-type]
+        return made
+
+    monkeypatch.setattr(acceleration, "record", record)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+
+
+def net(name: str = "tiny_cnn") -> nn.Module:
+    torch.manual_seed(0)
+    made = MODELS[name](10, (1, 8, 8)).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    return made
+
+
+def slope(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(model(x).logsumexp(1).sum(), x)
+    return found
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize(("name", "kind"), [("tiny_cnn", "fp16"), ("mlp", "fp32")])
+def test_recordings_answer_as_the_model_does_in_fp16_where_there_are_convolutions(name: str, kind: str) -> None:
+    model = net(name)
+    quick = Emulated(model, 100, half=True)
+    for n in (100, 20, 70, 100):
+        x = torch.rand(n, 1, 8, 8)
+        assert float((quick(x) - model(x)).norm() / model(x).norm()) < 5e-3
+        assert float((slope(quick, x) - slope(model, x)).norm() / slope(model, x).norm()) < 0.1
+        assert not quick.strayed(quick(x), model(x))
+    assert (quick.kind, {precision for precision, *_ in quick.recordings}) == (kind, {kind})
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("back", [False, True])
+def test_what_fp16_cannot_hold_is_noticed_once_for_its_batch(back: bool) -> None:
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Tensor:  # logits that are small, with a gradient that is not
+            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if back else self.inner(x)
+            return out
+
+    model = Steep()
+    quick, x, more = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8), torch.rand(30, 1, 8, 8)
+    odd = torch.where(torch.rand_like(more) < 0.5, 1.5, more) if back else 1e5 * more  # ends behind the rows of the next
+    for _ in range(2):
+        quick.begin()
+        slope(quick, x)
+        assert not quick.strayed(quick(x), model(x))
+        slope(quick, odd)
+        slope(quick, x)
+        assert quick.strayed(quick(x), model(x))
+        torch.testing.assert_close(quick(odd), model(odd), rtol=1e-3, atol=1e-4)
+        assert {precision for precision, *_ in quick.serving} == {"fp32"}
+    assert {precision for precision, *_ in quick.recordings} == {"fp16", "fp32"}
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("later", [False, True])
+def test_a_size_that_disagrees_in_fp16_ends_fp16_and_its_batch_begins_again_if_it_had_answered(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 1)
+
+    def agreeing(made: Recording, model: nn.Module) -> bool:
+        return agrees(made, model) and not (made.tape.overflow is not None and (not later or len(made.x) > 40))
+
+    monkeypatch.setattr(acceleration, "agrees", agreeing)
+    model = net()
+    quick = Emulated(model, 100, half=True)
+    quick(torch.rand(20, 1, 8, 8))
+    x = torch.rand(90, 1, 8, 8)
+    torch.testing.assert_close(quick(x), model(x), rtol=1e-4, atol=1e-4)
+    assert quick.strayed(quick(x), model(x)) is later
+    assert {precision for precision, *_ in quick.recordings} == {"fp32"}
+    quick.begin()
+    assert quick.kind == "fp32"
+
+
+@pytest.mark.usefixtures("_emulated")
+def test_weights_for_which_fp16_takes_much_for_nothing_are_recorded_in_fp32() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), norm, nn.Flatten(), nn.Linear(128, 10)).eval().requires_grad_(False)
+    norm.weight.fill_(1e-7)
+    norm.bias.fill_(1.0)  # the logits hardly depend on the images: only their gradient tells
+    assert faithful_twin(model, "fp16", torch.rand(2, 1, 8, 8), compiles=False).kind == "fp16"  # as far as other weights tell
+    quick, x = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8)
+    torch.testing.assert_close(slope(quick, x), slope(model, x), rtol=1e-3, atol=1e-11)
+    assert quick.kind == "fp32"
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("largest", [40, 1000])
+def test_a_model_whose_rows_look_at_each_other_is_asked_itself(half: bool, largest: int) -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x - x.mean(0, keepdim=True))
+            return out
+
+    model = Mixing()
+    quick = Emulated(model, largest, half)
+    for rows in (largest, 20, 30):
+        x = torch.rand(rows, 1, 8, 8)
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-4, atol=1e-5)
+    assert not quick.recordings
     assert quick.kind == "fp32"
 
 

@@ -48,8 +48,7 @@ class Replayed(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
-        fits = x.is_cuda and x.dtype == torch.float32 and 0 < len(x) <= self.sizes[-1]
-        recording = self._recording(x) if fits and self.faithful else None
+        recording = self._recording(x) if self.faithful and self._fits(x) else None
         if recording is None:
             out: Tensor = self.model(x)
             return out
@@ -57,6 +56,9 @@ class Replayed(Module):
             answered: Tensor = Replay.apply(x, recording)  # type: ignore[no-untyped-call]
             return answered
         return play(recording, x)[: len(x)].clone()
+
+    def _fits(self, x: Tensor) -> bool:
+        return x.is_cuda and x.dtype == torch.float32 and 0 < len(x) <= self.sizes[-1]
 
     def begin(self) -> None:
         """Forget what was asked before: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
