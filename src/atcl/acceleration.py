@@ -88,6 +88,8 @@ class Replayed(Module):
         self.narrow, self.mixed = False, bool(low)
         for key in low:
             del self.recordings[key]
+        for kept in (self.folded, self.tapes):
+            kept.pop("fp16", None)
         self._turn("fp32")
 
     def _turn(self, kind: Kind | Lower) -> None:
@@ -106,10 +108,11 @@ class Replayed(Module):
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
                 found = self._recorded(noise(key[1:], x.device))
-            if self.kind == "fp16" and (found is None or not agrees(found, self.model)):
+            alike = found is not None and agrees(found, self.model)
+            if self.kind == "fp16" and not alike:
                 self._give_up_fp16()
                 return self._recording(x)
-            if found and not agrees(found, self.model):
+            if found and not alike:
                 self.faithful = self.narrow = False
                 self.recordings.clear()
                 self.begin()
