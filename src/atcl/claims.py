@@ -115,7 +115,7 @@ def _told(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:
 
 def _number(cell: Cell) -> str:
     seeds = f", {len(cell.values)} seed{'s' if len(cell.values) > 1 else ''}"
-    return f"{cell.mean:.1f}{' outside' if cell.outside else ''} ({EMPTY if cell.published is None else f'{cell.published.mean:.1f}'}{seeds})"
+    return f"{cell.mean:.2f}{' outside' if cell.outside else ''} ({EMPTY if cell.published is None else f'{cell.published.mean:.2f}'}{seeds})"
 
 
 def _cell(experiment: Experiment, results: Path, dataset: str, row: str) -> Cell:
