@@ -1,4 +1,4 @@
-"""A training step the way the official code takes it: eager fp32, deterministic cuDNN, noise from NumPy, `loss.backward()` inside the attack."""
+"""A training step the way the official code takes it, written anew: eager, deterministic cuDNN, noise from NumPy, a `backward()` for each ascent."""
 
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ class Official:
         self.classes = int(self.complementary.max()) + 1
         self.candidates = torch.ones(len(self.x), self.classes)
         self.candidates[torch.arange(len(self.x)), self.complementary] = 0
+        self.candidates = self.candidates.to(self.device)
         self.memory = self.candidates / self.candidates.sum(1, keepdim=True)
 
     def loss(self, logits: Tensor, candidates: Tensor, guess: Tensor) -> Tensor:
@@ -50,12 +51,13 @@ class Official:
 
     def step(self, index: Tensor) -> float:
         """Update the memory, attack, and descend; return the loss, which waits for the device."""
-        x, candidates = self.x[index].to(self.device), self.candidates[index].to(self.device)
+        x, index = self.x[index].to(self.device), index.to(self.device)
+        candidates = self.candidates[index]
         self.model.eval()
         with torch.no_grad():
-            probabilities = self.model(x).softmax(1).cpu()
-        self.memory[index] = (0.9 * self.memory[index] + 0.1 * probabilities) * self.candidates[index]
-        guess = self.memory[index].argmax(1).to(self.device)
+            probabilities = self.model(x).softmax(1)
+        self.memory[index] = (0.9 * self.memory[index] + 0.1 * probabilities) * candidates
+        guess = self.memory[index].argmax(1)
         adv = self.attack(x, candidates, guess)
         self.model.train()
         self.optimizer.zero_grad()

@@ -52,7 +52,12 @@ def invented(setting: Setting, keep: float = 1.0) -> list[Recorded]:
 
 def drawn(name: str, setting: Setting, runs: list[Recorded]) -> list[Drawn]:
     return [
-        Drawn(panel, tuple((curve, curve_of(curve, panel, setting, runs)[0]) for curve in panel.curves), len(setting.seeds[: panel.seeds]))
+        Drawn(
+            panel,
+            setting.tasks[panel.dataset].dataset,
+            tuple((curve, curve_of(curve, panel, setting, runs)[0]) for curve in panel.curves),
+            len(setting.seeds[: panel.seeds]),
+        )
         for panel in FIGURES[name].drawable(setting)
     ]
 
@@ -105,8 +110,9 @@ def printed(figure: Figure) -> list[Text]:
 def test_the_data_of_a_figure_hold_every_curve(name: str) -> None:
     panels = drawn(name, DIGITS_SETTING, invented(DIGITS_SETTING))
     heading, *rows = curve_rows(panels)
-    assert heading == ("panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
-    assert {(row[0], row[2]) for row in rows} == {(one.panel.title, curve.label) for one in panels for curve, _ in one.curves}
+    assert heading == ("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
+    assert {row[0] for row in rows} == {"digits"}
+    assert {(row[1], row[3]) for row in rows} == {(one.panel.title, curve.label) for one in panels for curve, _ in one.curves}
 
 
 def test_a_figure_is_written_whole_and_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:

@@ -420,6 +420,9 @@ def test_devices() -> None:
 def test_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(AtclError, match="not the folder of a run"):
         open_run(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(AtclError, match="an entry of a ledger, which has a result and no model"):
+        open_run(tmp_path)
     (tmp_path / "recipe.json").write_text("{")
     with pytest.raises(AtclError, match="cannot be read"):
         open_run(tmp_path)

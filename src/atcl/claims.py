@@ -25,10 +25,11 @@ class Claim:
     words: str
     pairs: tuple[tuple[str, str], ...]  # (above, below)
     close: bool = False  # whether it is the distance that is claimed to be small
+    beyond: tuple[str, ...] = ()  # datasets of which it is not claimed
 
 
 CLAIMS = (
-    Claim("adversarial training with complementary losses fails", tuple(("warmup-pla", row) for row in DIRECT)),
+    Claim("adversarial training with complementary losses fails", tuple(("warmup-pla", row) for row in DIRECT), beyond=("mnist",)),
     Claim("two stages work", tuple((TEACHER, row) for row in DIRECT)),
     Claim("warm-up and PLA beat two stages", (("warmup-pla", TEACHER),)),
     Claim("they come close to the oracle", (("oracle", "warmup-pla"),), close=True),
@@ -81,7 +82,7 @@ def claimed(experiment: Experiment, results: Path) -> list[Grid]:
         if not all(row in titles for pair in claim.pairs for row in pair):
             continue
         lines = 0
-        for dataset in experiment.datasets:
+        for dataset in (one for one in experiment.datasets if one not in claim.beyond):
             cells = {row: _cell(experiment, results, dataset, row) for pair in claim.pairs for row in pair}
             known = {(above, below): Pair(cells[above], cells[below]) for above, below in claim.pairs if cells[above].values and cells[below].values}
             if not known:

@@ -193,7 +193,9 @@ def open_run(folder: Path | str) -> Run:
     """Return the run that lies in a folder."""
     path = Path(folder) / "recipe.json"
     if not path.exists():
-        raise AtclError(f"{folder} is not the folder of a run: there is no recipe.json in it")
+        entry = (Path(folder) / "result.json").exists()
+        what = "an entry of a ledger, which has a result and no model" if entry else "not the folder of a run"
+        raise AtclError(f"{folder} is {what}: there is no recipe.json in it; give the folder that `atcl train` wrote")
     told = read_json(path)
     try:
         channels, height, width = told["shape"]

@@ -29,6 +29,7 @@ class Drawn:
     """A panel with what was found for each of its curves."""
 
     panel: Panel
+    dataset: str  # which the runs were trained on
     curves: tuple[tuple[Curve, Mean | None], ...]
     seeds: int  # how many were asked for
 
@@ -97,12 +98,12 @@ def draw_images(rows: Sequence[Row], headings: Sequence[str], note: str) -> "Fig
 
 def curve_rows(panels: Sequence[Drawn]) -> list[tuple[object, ...]]:
     """Return the data of a figure of curves, heading first."""
-    rows: list[tuple[object, ...]] = [("panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
+    rows: list[tuple[object, ...]] = [("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
     for one in panels:
         for curve, mean in one.curves:
             for epoch, middle, error in zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ():
                 seeds = mean.seeds if mean else 0
-                rows.append((one.panel.title, one.panel.y, curve.label, epoch, middle, error if seeds > 1 else "", seeds))
+                rows.append((one.dataset, one.panel.title, one.panel.y, curve.label, epoch, middle, error if seeds > 1 else "", seeds))
     return rows
 
 

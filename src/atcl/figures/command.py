@@ -29,8 +29,8 @@ class Figure:
     """where runs lie"""
     results: Path = Path("results")
     """the ledger, whose journals are read too"""
-    out: Path = Path("figures")
-    """where the figure goes"""
+    out: Path | None = None
+    """where the figure goes; by default figures, with --digits figures/digits"""
     digits: bool = False
     """draw it from small runs on the embedded digits, which are trained first where they are missing"""
     data_dir: Path | None = None
@@ -38,11 +38,10 @@ class Figure:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         chosen = dict(FIGURES) if self.name == ALL else {self.name: pick(FIGURES, self.name, "figure")}
-        there = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        out = self.out or Path("figures", *["digits"] * self.digits)
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):  # better asked before the runs than after
-            raise AtclError(
-                f"{self.out} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give --out a folder"
-            )
+            raise AtclError(f"{out} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give --out a folder")
         if self.results != Figure.results and not self.results.is_dir():
             raise AtclError(f"{self.results} is no folder: give --results that of a ledger, or leave it out")
         if self.runs.exists() and not self.runs.is_dir():  # one that is not there yet is where runs will go
@@ -56,7 +55,7 @@ class Figure:
         found = recorded_in(runs, self.results, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False))
         lacking, drawn = Missing(), 0
         for name, drawing in chosen.items():
-            paths, missing = make(name, drawing, setting, found, self.out, self.data_dir)
+            paths, missing = make(name, drawing, setting, found, out, self.data_dir)
             lacking |= missing
             drawn += bool(paths)
             said = ", ".join(path.name for path in paths) if paths else "no run yet"
@@ -72,7 +71,7 @@ class Figure:
                 if key in lacking:
                     print(need.command(self.runs, taken=(need.folder(runs) / "result.json").exists()))
         if drawn:
-            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {self.out}", highlight=False, markup=False)
+            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {out}", highlight=False, markup=False)
 
     def _train(self, console: Console, wanted: Sequence[Need], runs: Path) -> None:
         if not wanted:

@@ -65,7 +65,7 @@ def make(
             mean, missing = curve_of(curve, panel, setting, runs)
             curves.append((curve, mean))
             lacking |= set(missing)
-        drawn.append(Drawn(panel, tuple(curves), len(setting.seeds[: panel.seeds])))
+        drawn.append(Drawn(panel, setting.tasks[panel.dataset].dataset, tuple(curves), len(setting.seeds[: panel.seeds])))
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
@@ -90,7 +90,7 @@ def _make_images(
         run = open_run(found[0])
         made, numbers = _attacked(run.model(), problem_of(recipe, seed, data_dir), recipe.stages[0].budget, seed_of(run, 0), panel.title)
         grid += made
-        rows += [(panel.title, *line) for line in numbers]
+        rows += [(recipe.dataset, *line) for line in numbers]
     if not grid:
         return [], lacking
     note = _note(setting, panels, "attacks on the oracle's model; below each image the probability of its true class")

@@ -106,6 +106,7 @@ def _reliability(words: str, bins: Sequence[Bin]) -> Markup:
         el("text", f"{share}", x=f"{left + (width - left - right) * share / 100:.1f}", y=height - 18, class_="tick", text_anchor="middle")
         for share in (0, 50, 100)
     ]
+    shapes.append(el("text", "right %", x=2, y=9, class_="tick"))
     shapes.append(el("text", "confidence %", x=f"{(left + width - right) / 2:.1f}", y=height - 3, class_="tick", text_anchor="middle"))
     error = 100 * calibration_error(bins)
     label = f"Accuracy by confidence, {words}; expected calibration error {error:.1f} points"
