@@ -191,7 +191,7 @@ def test_a_result_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
         job.path.parent.mkdir(parents=True)
         job.path.write_text("{}")
     assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 1
-    assert "lacks natural, pgd20, cw30: remove it" in capsys.readouterr().err
+    assert "is not the result of a run: remove it" in capsys.readouterr().err
 
 
 def test_the_recipe_may_stand_behind_options(capsys: pytest.CaptureFixture[str]) -> None:

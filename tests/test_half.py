@@ -1,6 +1,10 @@
 """AutoAttack may look at a copy of the model in fp16: what is as good as the model, and what is noticed where it is not. Recordings: tests/gpu."""
 
+import gc
 import json
+import random
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atcl import acceleration, verdicts
+from atcl import acceleration, recordings, verdicts
 from atcl.acceleration import Replayed
 from atcl.attacks import Threat
 from atcl.books import Book
@@ -90,19 +94,6 @@ def test_an_overflow_or_logits_far_from_the_models_own_turn_a_batch_to_fp32_and_
         assert quick.strayed(lost, logits) == (not expected)  # there is nothing after fp32
         quick.begin()
         assert (quick.kind, bool(quick.tapes["fp16"].overflow)) == ("fp16", False)
-
-
-def test_a_batch_in_which_fp16_was_given_up_half_way_is_attacked_again() -> None:
-    quick, logits = Replayed(nn.Linear(2, 2), 20, half=True), torch.randn(4, 10)
-    quick._give_up_fp16()
-    assert not quick.strayed(logits, logits)  # it had answered nothing yet
-    quick = Replayed(nn.Linear(2, 2), 20, half=True)
-    quick.recordings["fp16", 20, 2] = quick.recordings["fp32", 20, 2] = None
-    quick._give_up_fp16()
-    assert list(quick.recordings) == [("fp32", 20, 2)]
-    assert (quick.kind, [quick.strayed(logits, logits) for _ in range(2)]) == ("fp32", [True, False])
-    quick.begin()
-    assert quick.kind == "fp32"
 
 
 class Emulated(Replayed):
@@ -196,24 +187,139 @@ def test_what_fp16_cannot_hold_is_noticed_once_for_its_batch(back: bool) -> None
     assert {precision for precision, *_ in quick.recordings} == {"fp16", "fp32"}
 
 
+def images(rows: int) -> Tensor:
+    return torch.rand(rows, 1, 8, 8)
+
+
+def batch(quick: Replayed, model: nn.Module, *rows: int) -> tuple[str, bool]:
+    """Ask for so many images at a time; return the precision in the end, and whether the batch has to be attacked again."""
+    quick.begin()
+    for number in rows:
+        x = images(number)
+        torch.testing.assert_close(quick(x), model(x), rtol=1e-2, atol=1e-2)
+    return quick.kind, quick.strayed(quick(x), model(x))
+
+
 @pytest.mark.usefixtures("_emulated")
-@pytest.mark.parametrize("later", [False, True])
-def test_a_size_that_disagrees_in_fp16_ends_fp16_and_its_batch_begins_again_if_it_had_answered(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_more_can_be_recorded_in_fp16_it_is_given_up_and_a_batch_that_it_had_answered_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
-
-    def agreeing(made: Recording, model: nn.Module) -> bool:
-        return agrees(made, model) and not (made.tape.overflow is not None and (not later or len(made.x) > 40))
-
-    monkeypatch.setattr(acceleration, "agrees", agreeing)
+    recorded: Any = vars(acceleration)["record"]
+    monkeypatch.setattr(acceleration, "record", lambda *given: None if given[2].overflow is not None and len(given[1]) > 40 else recorded(*given))
     model = net()
     quick = Emulated(model, 100, half=True)
-    quick(torch.rand(20, 1, 8, 8))
-    x = torch.rand(90, 1, 8, 8)
-    torch.testing.assert_close(quick(x), model(x), rtol=1e-4, atol=1e-4)
-    assert quick.strayed(quick(x), model(x)) is later
-    assert {precision for precision, *_ in quick.recordings} == {"fp32"}
-    quick.begin()
-    assert quick.kind == "fp32"
+    assert batch(quick, model, 20) == ("fp16", False)
+    assert batch(quick, model, 20, 90) == ("fp32", True)
+    assert {precision for precision, *_ in (*quick.recordings, *((kind,) for kind in (*quick.folded, *quick.tapes)))} == {"fp32"}  # no memory is kept
+    assert batch(quick, model, 20, 90) == ("fp32", False)
+    assert batch(Emulated(model, 100, half=True), model, 90, 20) == ("fp32", False)  # it had answered nothing yet
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("later", [False, True])
+def test_a_size_that_disagrees_in_fp16_turns_every_batch_that_asks_for_it_whatever_came_before(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 1)
+    made: list[weakref.ref[Recording]] = []
+
+    def agreeing(one: Recording, model: nn.Module) -> bool:
+        return agrees(one, model) and not (one.tape.overflow is not None and (not later or len(one.x) > 40))
+
+    def recording(*given: Any) -> Any:
+        gc.collect()  # what emulates a graph holds itself
+        assert given[2].overflow is not None or not any(one() for one in made)  # its memory is free again
+        found = recorded(*given)
+        made.extend([weakref.ref(found)] if given[2].overflow is not None and len(found.x) > 40 else [])
+        return found
+
+    recorded: Any = vars(acceleration)["record"]
+    monkeypatch.setattr(acceleration, "record", recording)
+    monkeypatch.setattr(acceleration, "agrees", agreeing)
+    model = net()
+    asked = [(20,), (20, 90), (90,), (20,), (20, 90)]
+    expected = [("fp16" if later and 90 not in rows else "fp32", later and rows == (20, 90)) for rows in asked]
+    quick = Emulated(model, 100, half=True)
+    assert [batch(quick, model, *rows) for rows in asked] == expected
+    assert [batch(Emulated(model, 100, half=True), model, *rows) for rows in asked] == expected  # as after an interruption
+    assert len(made) > 1
+
+
+@pytest.mark.usefixtures("_emulated")
+def test_a_batch_begun_in_fp16_begins_again_also_where_fp32_cannot_be_recorded_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceleration, "OFTEN", 1)
+    monkeypatch.setattr(acceleration, "agrees", lambda one, model: agrees(one, model) and len(one.x) <= 40)
+    model = net()
+    quick = Emulated(model, 100, half=True)
+    assert batch(quick, model, 20, 90) == ("fp32", True)
+    assert not quick.recordings
+
+
+class Viewing(nn.Module):
+    """One that looks at the layout of its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 6, 3), nn.Linear(6 * 6 * 6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(x).relu().view(-1, 6 * 6 * 6))
+        return out
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("build", [Viewing, lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(216, 10))])
+def test_a_model_that_looks_at_the_layout_is_left_in_its_own(build: Callable[[], nn.Module], half: bool) -> None:
+    torch.manual_seed(0)
+    model, x = build().eval().requires_grad_(False), torch.rand(20, 3, 8, 8)
+    quick = Emulated(model, 40, half)
+    with torch.no_grad():
+        quick(x)
+    assert float((slope(quick, x) - slope(model, x)).norm() / slope(model, x).norm()) < 0.1
+    last = quick.model.get_parameter(next(iter(dict(model.named_parameters())))).is_contiguous(memory_format=torch.channels_last)
+    assert last is (not isinstance(model, Viewing))
+    assert all(one is not None for one in quick.recordings.values())
+
+
+def test_a_model_that_draws_lots_on_the_host_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lots(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flip(1) if random.random() < 0.5 else x
+
+    monkeypatch.setattr(recordings, "waiting", lambda mode: nullcontext())
+    x, tape = torch.rand(2, 3).requires_grad_(), Tape(None)  # type: ignore[arg-type]
+    assert [recordings._passes(model, x, "error", tape) for model in (nn.Identity(), Lots(), nn.Dropout().eval())] == [True, False, True]
+
+
+def test_a_model_that_cannot_be_copied_is_asked_itself() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+    assert acceleration._replaying(Locked(), 10, False) is None
+    assert acceleration._replaying(nn.Identity(), 10, False) is not None
+
+
+@pytest.mark.usefixtures("_emulated")
+def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch_and_answers_last() -> None:
+    model = net()
+    quick, one, two = Emulated(model, 64), images(40).requires_grad_(), images(30).requires_grad_()
+    late, expected = quick(one), model(one)
+    kept = late.detach().clone()
+    between = quick(two)
+    with torch.no_grad():
+        alone = quick(images(20))
+        seen = alone.clone()
+        quick(images(20))
+    assert torch.equal(alone, seen)
+    assert torch.equal(late, kept)
+    for _ in range(2):
+        (found,), (plain,) = (torch.autograd.grad(logits.logsumexp(1).sum(), one, retain_graph=True) for logits in (late, expected))
+        torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-5)
+    before = found.clone()
+    torch.autograd.grad(between.logsumexp(1).sum(), two)
+    assert torch.equal(found, before)
 
 
 @pytest.mark.usefixtures("_emulated")

@@ -1,5 +1,6 @@
 """Several runs at once: each draws what it would draw alone, and one that fails does not take the others with it."""
 
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 
@@ -89,9 +90,34 @@ def test_one_that_fails_at_once_stops_all() -> None:
             closed.append(True)
         return []
 
+    task = watched()  # held, so that nothing else closes it
     with pytest.raises(AtclError, match="this one fails"):
-        together([watched(), failing(0)], CPU)
+        together([task, failing(0)], CPU)
     assert closed == [True]
+
+
+def test_what_a_failed_one_held_is_free_while_the_others_go_on() -> None:
+    seen: list[bool] = []
+
+    class Large:
+        pass
+
+    def holding() -> Generator[None, None, list[float]]:
+        large = Large()
+        held.append(weakref.ref(large))
+        yield
+        raise AtclError("this one fails")
+
+    def looking() -> Generator[None, None, list[float]]:
+        for _ in range(2):
+            yield
+        seen.append(held[0]() is None)
+        return []
+
+    held: list[weakref.ref[Large]] = []
+    with pytest.raises(AtclError, match="this one fails"):
+        together([holding(), looking()], CPU)
+    assert seen == [True]
 
 
 def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:

@@ -140,6 +140,20 @@ def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_proce
         assert read_json(one.path)["engine"]["together"] == len(jobs)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("an odd kernel"), AtclError("no such data"), MemoryError()])
+def test_an_error_in_a_pack_lets_each_run_try_alone(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, said = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO()
+
+    def failing(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(on_local, "train_all", failing)
+    console = Console(file=said, width=400)
+    spread(jobs, OneByOne(console, 2, packed(jobs)), Together(console, jobs))
+    assert all(one.path.exists() for one in jobs)
+    assert (str(error) or "MemoryError") in said.getvalue()
+
+
 def test_each_pack_is_measured_before_the_next_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, seen, console = [job(tmp_path, seed) for seed in range(PACK + 2)], list[object](), Console(file=io.StringIO(), width=400)
 

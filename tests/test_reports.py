@@ -23,7 +23,7 @@ TABLE = narrowed(EXPERIMENTS["table1"], ["kuzushiji"], ["warmup-pla", "direct-lo
 
 
 def metric(accuracy: float, flags: list[str] | None = None) -> dict[str, Any]:
-    return {"accuracy": accuracy, "flags": flags}
+    return {"accuracy": accuracy, "flags": flags, "seconds": 1.0}
 
 
 def put(results: Path, cell: str, seed: int, chosen: dict[str, dict[str, Any]], last: float = 80.0, rule: str = "test_pgd20") -> Path:
@@ -32,7 +32,7 @@ def put(results: Path, cell: str, seed: int, chosen: dict[str, dict[str, Any]], 
     path = result_path(results, what, seed)
     path.parent.mkdir(parents=True)
     told = {"selection": {"rule": rule}, "metrics": chosen, "last_epoch": {"metrics": dict.fromkeys(("natural", "pgd20", "cw30"), metric(last))}}
-    write_json(path, {**told, "recipe": to_data(what.recipe)})
+    write_json(path, {**told, "recipe": to_data(what.recipe), "training_seconds": 1.0, "environment": {}})
     return path
 
 
@@ -70,6 +70,61 @@ def test_numbers_on_files_that_are_not_the_official_ones_say_so(tmp_path: Path, 
     assert table.rows[0][2:] == (*(f"{number}{said}" for number in ("91.00", "85.00", "83.00")), "—", *[f"80.00{said}"] * 3, "1")
     (claims,) = grids(EXPERIMENTS["claims"], tmp_path)
     assert [row[1] for row in claims.rows if row[1] != "—"] == [f"svhn{said}"]
+
+
+def broken(told: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
+    """Return a result with something else in one place; ... takes it away."""
+    told = json.loads(json.dumps(told))
+    *way, last = place.split(".")
+    inner = told
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    if value is ...:
+        del inner[last]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("metrics.cw30", ..., "lacks cw30"), ("metrics", 3, "is not the result of a run"), ("metrics.pgd20.accuracy", None, "no accuracy of pgd20"),
+        ("metrics.pgd20.accuracy", float("nan"), "no accuracy of pgd20"), ("metrics.pgd20.accuracy", 150.0, "between 0 and 100"),
+        ("metrics.pgd20.accuracy", "x", "between 0 and 100"), ("metrics.natural.seconds", None, "no time that it took"),
+        ("last_epoch", None, "has no last_epoch"), ("last_epoch.metrics.cw30.accuracy", -1, "no accuracy of cw30"),
+        ("engine.together", 0, "an engine that no run has"), ("training_seconds", "long", "how long it trained"), ("seed", 2, "is of seed 2"),
+        ("recipe.model", "mlp", "other settings"),
+    ],
+)  # fmt: skip
+def test_a_result_that_no_run_writes_is_refused_in_one_line(place: str, value: Any, said: str, tmp_path: Path) -> None:
+    path = put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
+    whole = {**read_json(path), "seed": 1, "engine": {"together": 1, "peak_gpu_bytes": 10}}
+    for experiment in (TABLE, EXPERIMENTS["claims"], EXPERIMENTS["times"]):
+        write_json(path, whole)
+        grids(experiment, tmp_path)
+        path.write_text(json.dumps(broken(whole, place, value)))
+        with pytest.raises(AtclError, match=rf"{said}.*: remove it, and it is made again"):
+            grids(experiment, tmp_path)
+    write_json(path, broken(whole, "engine", ...))  # made before there was a choice
+    assert markdown(grids(EXPERIMENTS["times"], tmp_path))
+    path.write_text("{")
+    with pytest.raises(AtclError, match=r"cannot be read.*; remove it, and it is made again"):
+        grids(TABLE, tmp_path)
+
+
+def test_one_run_is_not_taken_for_several_seeds(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        path = put(tmp_path, "kuzushiji/warmup-pla", seed, three(91.0, 85.0, 83.0))
+        write_json(path, {**read_json(path), "model": {"sha256": "0" * 64, "bytes": 3}})
+    with pytest.raises(AtclError, match=r"seed-2/result.json speaks of the same model as .*seed-1/result.json: remove it"):
+        grids(TABLE, tmp_path)
+
+
+def test_autoattack_does_not_carry_the_sign_of_a_search_that_it_runs_itself(tmp_path: Path) -> None:
+    signs = {name: metric(50.0, ["constant", "square"]) for name in ("natural", "pgd20", "cw30", "autoattack")}
+    put(tmp_path, "kuzushiji/warmup-pla", 1, signs)
+    (table,) = grids(narrowed(TABLE, rows=["warmup-pla"]), tmp_path)
+    assert table.rows[0][3:6] == ("50.00 (constant, square)", "50.00 (constant, square)", "50.00 (constant)")
 
 
 def test_ours_stand_beside_the_published_and_rules_never_share_a_column(tmp_path: Path) -> None:

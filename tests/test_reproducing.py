@@ -148,6 +148,9 @@ def test_what_lacks_an_attack_is_measured_only_where_its_model_is(tmp_path: Path
     assert f"remove {plain.path} to run it again" in str(quiet.file.getvalue())  # type: ignore[attr-defined]
     here([more], quiet)
     assert not more.lacks
+    (more.folder / "model.safetensors").rename(tmp_path / "away")
+    assert not replace(more, attacks=(*more.attacks, "autoattack")).possible  # it is not trained again for that
+    (tmp_path / "away").rename(more.folder / "model.safetensors")
     write_json(plain.path, {**read_json(plain.path), "model": {"sha256": "0" * 64, "bytes": 1}})
     assert not replace(plain, attacks=(*plain.attacks, "autoattack")).possible
 
@@ -202,6 +205,29 @@ def test_a_mistake_is_told_before_anything_runs(
     assert message in said
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--results", "--runs"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = {"--results": str(tmp_path / "results"), "--runs": str(tmp_path / "runs"), option: str(tmp_path / "file")}
+    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 1
+    assert f"give {option} " in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    words[option] = str(tmp_path / "file" / "inside")
+    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_ledger_that_closes_meanwhile_loses_nothing(tmp_path: Path, quiet: Console) -> None:
+    one = job(tmp_path)
+    one.path.parents[2].mkdir(parents=True)
+    one.path.parents[1].write_text("")  # in the way
+    with pytest.raises(AtclError, match=r"cannot be written \(.*\): the run lies whole in .*, and the same command stores it"):
+        carry_out(one)
+    one.path.parents[1].unlink()
+    carry_out(one)
+    assert one.path.exists()
 
 
 def test_what_a_program_reads_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from atcl.attacks import evaluating
 from atcl.precisions import Kind, Lower
 from atcl.recordings import Recording, Replay, Tape, agrees, noise, play, record
 from atcl.seeds import forked_rng
-from atcl.twins import faithful_twin
+from atcl.twins import faithful_twin, takes_channels_last
 
 SMALLEST = 32
 APART = 0.05  # how far an image's logits in fp16 may be from the model's own, in shares of their length, or of the mean length where that is more
@@ -34,8 +34,8 @@ class Replayed(Module):
         super().__init__()
         self.narrow = half  # whether fp16 is as good, as far as is known
         self.kind: Kind | Lower = "fp32"  # what recordings compute in for now
-        # in channels_last convolutions run without a detour
-        self.model: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model: Module = copy.deepcopy(model)
+        self.layout: torch.memory_format | None = None  # of images and weights; known once images were seen
         self.folded: dict[str, Module] = {}  # what is recorded in each precision: the model with normalisations and ReLUs inside its convolutions
         self.tapes: dict[str, Tape] = {}
         self.sizes = sizes(largest)
@@ -48,6 +48,9 @@ class Replayed(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
+        if self.layout is None:
+            self.layout = torch.channels_last if takes_channels_last(self.model, x[:2].detach()) else torch.contiguous_format
+            self.model.to(memory_format=self.layout)  # type: ignore[call-overload]
         recording = self._recording(x) if self.faithful and self._fits(x) else None
         if recording is None:
             out: Tensor = self.model(x)
@@ -84,12 +87,17 @@ class Replayed(Module):
         return True
 
     def _give_up_fp16(self) -> None:
-        low = [key for key in self.recordings if key[0] == "fp16"]
-        self.narrow, self.mixed = False, bool(low)
-        for key in low:
+        """Compute in fp32 from now on: in fp16 nothing can be recorded, or there is no memory for it, and what it took is given back."""
+        self._leave_fp16()
+        self.narrow = False
+        for key in [key for key in self.recordings if key[0] == "fp16"]:
             del self.recordings[key]
         for kept in (self.folded, self.tapes):
             kept.pop("fp16", None)
+
+    def _leave_fp16(self) -> None:
+        """Compute in fp32 for the rest of the batch, which is attacked again if fp16 has answered in it."""
+        self.mixed = any(self.recordings.get(key) for key in self.serving)
         self._turn("fp32")
 
     def _turn(self, kind: Kind | Lower) -> None:
@@ -107,18 +115,25 @@ class Replayed(Module):
             self.serving.add(key)
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                found = self._recorded(noise(key[1:], x.device))
-            alike = found is not None and agrees(found, self.model)
-            if self.kind == "fp16" and not alike:
+                found = self._recorded(self._laid_out(noise(key[1:], x.device)))
+            if self.kind == "fp16" and found is None:
                 self._give_up_fp16()
                 return self._recording(x)
-            if found and not alike:
-                self.faithful = self.narrow = False
-                self.recordings.clear()
-                self.begin()
-            else:
-                self.recordings[key] = found
-        return self.recordings.get(key)
+            if found and not agrees(found, self.model):
+                found = None
+                if self.kind != "fp16":
+                    self.faithful = self.narrow = False
+                    self.recordings.clear()
+                    self._turn("fp32")
+                    return None
+            self.recordings[key] = found
+        if self.kind == "fp16" and not self.recordings[key]:  # fp16 answers so many images otherwise, in whatever batch
+            self._leave_fp16()
+            return self._recording(x)
+        return self.recordings[key]
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=self.layout or torch.contiguous_format)
 
     def _recorded(self, like: Tensor) -> Recording | None:
         """Return recordings for as many images as these, in the present precision; None where there can be none."""
@@ -167,7 +182,7 @@ def replayed(model: Module, batch_size: int, half: bool = False) -> Iterator[Mod
 def _replaying(model: Module, batch_size: int, half: bool) -> Replayed | None:
     try:
         return Replayed(model, batch_size, half)
-    except RuntimeError:  # a model that cannot be copied, such as one with tensors worked out from its parameters
+    except Exception:  # a model that cannot be copied, such as one with tensors worked out from its parameters, or with a lock
         return None
 
 

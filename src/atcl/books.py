@@ -75,8 +75,8 @@ def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
 
 
 def finished(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the headers of all that was judged to its end on the same model, images, threat and machine, by whatever attack and settings."""
-    free = {"attack": "", "seed": 0, "batch_size": 0, "half": False}
+    """Return the headers of all that was judged to its end on the same model, images and threat, by whatever attack and settings, wherever."""
+    free = {"attack": "", "seed": 0, "batch_size": 0, "half": False, "machine": {}, "versions": {}}
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         top, *lines = journal.read(path) or [{}]
@@ -92,9 +92,22 @@ def _plain(header: Mapping[str, Any]) -> str:
 def judged(model: Module, test: Split) -> dict[str, Any]:
     """Return what verdicts depend on beside the attack: weights, images with their truth, the machine, the versions."""
     return {
-        "model": digest_of([*model.state_dict().values()]), "test": fingerprint_of(test), "machine": machine(model),
+        "model": digest_of_model(model), "test": fingerprint_of(test), "machine": machine(model),
         "versions": {"atcl": __version__, "pyautoattack": version("pyautoattack")},
     }  # fmt: skip
+
+
+def digest_of_model(model: Module) -> str:
+    """Return sixteen hexadecimal digits that name a model: its modules and their plain attributes, its weights; its code is not seen."""
+    summary = hashlib.sha256()
+    for name, module in model.named_modules():
+        held = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+        plain = sorted((key, repr(value)) for key, value in held.items() if isinstance(value, int | float | str | tuple | None))
+        tensors = {key: value for key, value in held.items() if isinstance(value, Tensor)}
+        tensors |= {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        told = [one for one in plain if " at 0x" not in one[1]]  # an address is another in each process
+        summary.update(f"{name} {type(module).__qualname__} {told} {[*tensors]} {digest_of([*tensors.values()])}".encode())
+    return summary.hexdigest()[:16]
 
 
 def machine(model: Module) -> dict[str, Any]:
@@ -111,5 +124,6 @@ def digest_of(tensors: Sequence[Tensor]) -> str:
     """Return sixteen hexadecimal digits that name the tensors' values."""
     summary = hashlib.sha256()
     for tensor in tensors:
-        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + tensor.cpu().contiguous().numpy().tobytes())
+        plain = tensor.detach().cpu().contiguous()
+        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return summary.hexdigest()[:16]

@@ -40,15 +40,15 @@ class Cell:
 
     @property
     def deviation(self) -> float | None:
-        """With ddof = 0, as the paper's."""
-        return statistics.pstdev(self.values) if self.values else None
+        """With ddof = 0, as the paper's; one seed has none."""
+        return statistics.pstdev(self.values) if len(self.values) > 1 else None
 
     @property
     def spread(self) -> float | None:
-        """The deviation of one seed, by the paper's where it has one, else by ours of as many seeds; None where neither says."""
-        if self.published is not None:
-            return unbiased(self.published.deviation)
-        return statistics.stdev(self.values) if len(self.values) >= SEEDS else None
+        """The deviation of one seed, the larger of the paper's and ours of as many; None where neither says, or fewer of ours are *outside*."""
+        ours = [statistics.stdev(self.values)] if len(self.values) >= SEEDS else []
+        theirs = [] if self.published is None or (self.outside and not ours) else [unbiased(self.published.deviation)]
+        return max([*ours, *theirs], default=None)
 
     @property
     def difference(self) -> float | None:

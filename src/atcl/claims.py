@@ -70,7 +70,7 @@ class Pair:
         if spread is None:
             return OPEN
         if close:
-            return OPEN if there is None else HOLDS if self.distance <= there + spread else FAILS
+            return OPEN if there is None else HOLDS if self.distance <= there + NARROWEST else FAILS if self.distance > there + spread else OPEN
         return HOLDS if self.distance > spread else FAILS if self.distance < -spread else OPEN
 
 
@@ -94,19 +94,22 @@ def claimed(experiment: Experiment, results: Path) -> list[Grid]:
             where = f"{dataset} ({', '.join(notes)})" if notes else dataset
             rows.append((claim.words, where, "; ".join(_told(titles, *names, pair) for names, pair in known.items()), found))
             data += [
-                {"claim": claim.words, "dataset": dataset, "above": above, "below": below, "distance": pair.distance,
-                 "spread": pair.spread(claim.close), "published": pair.published, "verdict": verdict}
+                {"claim": claim.words, "dataset": dataset, "above": above, "below": below, "values": [pair.above.values, pair.below.values],
+                 "outside": [pair.above.outside, pair.below.outside], "distance": pair.distance, "spread": pair.spread(claim.close),
+                 "published": pair.published, "verdict": verdict}
                 for ((above, below), pair), verdict in zip(known.items(), verdicts, strict=True)
             ]  # fmt: skip
         if not lines:
             rows.append((claim.words, EMPTY, EMPTY, UNKNOWN))
+            data.append({"claim": claim.words, "dataset": None, "verdict": UNKNOWN})
     return [Grid("claims", ("claim", "dataset", "PGD20, ours (published)", "verdict"), tuple(rows), tuple(data))]
 
 
 def overall(verdicts: Sequence[str], pairs: int) -> str:
     """Return what several comparisons say together: one that fails decides, and what is missing is told."""
     found = next((one for one in (FAILS, OPEN) if one in verdicts), HOLDS)
-    return found + (f" ({len(verdicts)} of {pairs} comparisons)" if len(verdicts) < pairs else "")
+    run = f"{len(verdicts)} of {pairs} comparisons {'was' if len(verdicts) == 1 else 'were'} run"
+    return found + (f" ({run})" if len(verdicts) < pairs else "")
 
 
 def _told(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:

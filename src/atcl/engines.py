@@ -1,19 +1,18 @@
 """How a training step is carried out: as it is written, compiled, or recorded in a CUDA graph. The loop does not know which."""
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl.errors import AtclError, pick
 from atcl.recordings import waiting
+from atcl.seeds import host_random
 
 Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
 Part = TypeVar("Part", bound=Callable[..., Any])
@@ -190,20 +189,14 @@ def waits(model: Module, x: Tensor) -> bool:
     try:
         for train in (True, False):
             model.train(train)(x).sum().backward()  # the first pass may set things up
-            drawn = _host_random()
+            drawn = host_random()
             try:
                 with waiting("error"):
                     model(x).sum().backward()
             except RuntimeError:
                 return True
-            if drawn != _host_random():
+            if drawn != host_random():
                 return True
     finally:
         model.zero_grad()
     return False
-
-
-def _host_random() -> tuple[Any, ...]:
-    """Return the state of all that a model could draw from on the host."""
-    state: Any = np.random.get_state()
-    return random.getstate(), state[1].tobytes(), state[2], torch.get_rng_state().numpy().tobytes()

@@ -24,7 +24,7 @@ def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
 def nearest(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """Return a hint for a wrong name: the closest right one, or where few exist, all of them, else what is said otherwise."""
     names = list(names)
-    return meant(name, names, cutoff=0.4) or (f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise)
+    return meant(name, names) or (f"; there are {', '.join(names)}" if len(names) <= 12 else otherwise)
 
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from atcl.cells import Grid
 from atcl.experiments import Experiment
 from atcl.files import read_json
-from atcl.ledger import Job, entries
+from atcl.ledger import Job, entries, flaw
 from atcl.paper import asked
 from atcl.recipes import KINDS, Recipe
 from atcl.settings import from_data
@@ -29,7 +29,7 @@ def costs(wanted: Recipe) -> dict[Place, int]:
 def measured(results: Path, device: str) -> list[dict[str, Any]]:
     """Return the results in a ledger that were made on a device of this name."""
     found = [read_json(path) for path in sorted(results.rglob("result.json"))]
-    return [one for one in found if isinstance(one, dict) and one.get("environment", {}).get("device") == device]
+    return [one for one in found if flaw(one) is None and one["environment"].get("device") == device]
 
 
 def likely(results: Path) -> str:
@@ -53,23 +53,35 @@ def spent(experiment: Experiment, results: Path) -> list[Grid]:
     rows, data = [], []
     for dataset in experiment.datasets:
         found = [entry.result for _, row in experiment.rows for entry in entries(experiment, results, asked(f"{dataset}/{row}"))]
-        strong = [one for one in found if one["engine"]["peak_gpu_bytes"]]
+        strong = [one for one in found if (one.get("engine") or {}).get("peak_gpu_bytes")]
         if strong:
-            attacks = [seconds for told in strong for name, seconds in _attacks(told).items() if name != "worst"]  # which is no attack of its own
-            memory = max(told["engine"]["peak_gpu_bytes"] / told["engine"]["together"] for told in strong)
-            data.append({"dataset": dataset, "runs": len(strong), "training": sum(map(_share, strong)), "attacks": sum(attacks), "memory": memory})
-    whole: dict[str, Any] = {name: sum(one[name] for one in data) for name in ("runs", "training", "attacks")}
-    for one in [*data, {"dataset": "all", **whole, "memory": max(one["memory"] for one in data)}] if data else ():
-        minutes = [one[name] / 60 for name in ("training", "attacks")]
-        rows.append((one["dataset"], str(one["runs"]), *(f"{each:.1f}" for each in (*minutes, sum(minutes))), f"{one['memory'] / 2**30:.2f}"))
-    headings = ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory, share of a run, GiB")
+            memory = max(told["engine"]["peak_gpu_bytes"] / told["engine"].get("together", 1) for told in strong)
+            attacks, training = sum(map(_attacked, strong)), sum(map(_share, strong))
+            data.append(
+                {"dataset": dataset, "runs": len(strong), "training_seconds": training, "attack_seconds": attacks, "largest_share_bytes": memory}
+            )
+    if data:
+        whole: dict[str, Any] = {name: sum(one[name] for one in data) for name in ("runs", "training_seconds", "attack_seconds")}
+        data.append({"dataset": "all", **whole, "largest_share_bytes": max(one["largest_share_bytes"] for one in data)})
+    for one in data:
+        minutes = [one[name] / 60 for name in ("training_seconds", "attack_seconds")]
+        told = (f"{each:.1f}" for each in (*minutes, sum(minutes)))
+        rows.append((one["dataset"], str(one["runs"]), *told, f"{one['largest_share_bytes'] / 2**30:.2f}"))
+    headings = ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory, largest share of a run, GiB")
     return [Grid("times", headings, tuple(rows), tuple(data))]
 
 
 def _attacks(told: dict[str, Any]) -> dict[str, float]:
     """Return the seconds of each attack that ran on the device where the run was trained."""
-    trained_on = told["environment"]["device"]
-    return {name: float(one["seconds"]) for name, one in told["metrics"].items() if one["machine"]["device"] == trained_on}
+    trained_on = told["environment"].get("device")
+    return {name: float(one["seconds"]) for name, one in told["metrics"].items() if one.get("machine", {}).get("device") == trained_on}
+
+
+def _attacked(told: dict[str, Any]) -> float:
+    """Return the seconds of all attacks on a run, on the epoch that it reports and on its last; the worst of them is no attack of its own."""
+    last = told["last_epoch"]["metrics"] if told["selection"]["rule"] != "last" else {}
+    looks = (told, {**told, "metrics": last})
+    return sum(seconds for one in looks for name, seconds in _attacks(one).items() if name != "worst")
 
 
 def _share(told: dict[str, Any]) -> float:

@@ -60,6 +60,19 @@ def read_json(path: Path) -> Any:
         raise AtclError(f"{path} cannot be read: {error}") from error
 
 
+def check_readable(folder: Path, option: str) -> None:
+    """Refuse a place that is no folder, or one that is closed."""
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+        raise AtclError(f"{folder} is {'a folder that is closed' if folder.is_dir() else 'no folder'}: give {option} another")
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Refuse a folder that cannot be made or written, before hours are spent on what goes there."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise AtclError(f"{folder} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give {option} a folder")
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder outlast a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,5 +1,6 @@
 """The ledger in `results/`: where the result of a run lies, which are there, and what a table still lacks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ class Job:
     @property
     def possible(self) -> bool:
         """Whether it can be done: one that is only to be measured needs the model that the ledger speaks of."""
-        return self.new or _weights(self.folder / "result.json") == _weights(self.path)
+        return self.new or ((self.folder / "model.safetensors").exists() and _weights(self.folder / "result.json") == _weights(self.path))
 
 
 def result_path(results: Path, what: Asked, seed: int) -> Path:
@@ -110,6 +111,13 @@ def jobs_of(
 
 def store(run: Run, path: Path) -> None:
     """Put a finished run into the ledger: its epochs first, since the result says that all is there."""
+    try:
+        _store(run, path)
+    except OSError as error:
+        raise AtclError(f"{path} cannot be written ({error.strerror}): the run lies whole in {run.folder}, and the same command stores it") from None
+
+
+def _store(run: Run, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path.with_name("journal.jsonl"), (run.folder / "journal.jsonl").read_bytes())
     if (run.folder / observing.FILE).exists():
@@ -121,17 +129,54 @@ def store(run: Run, path: Path) -> None:
 
 def entries(experiment: Experiment, results: Path, what: Asked) -> list[Entry]:
     """Return the results of a run that the ledger holds, by seed; one made with other settings than it says is refused."""
-    found = []
+    found = list[Entry]()
     for seed in experiment.seeds:
         path = result_path(results, what, seed)
         if path.exists():
-            told = read_json(path)
-            if not isinstance(told, dict) or not all(metric in told.get("metrics", {}) for metric in MEASURED):
-                raise AtclError(f"{path} lacks {', '.join(MEASURED)}: remove it, and it is made again")
+            told = _told(path)
+            wrong = flaw(told)
+            if wrong:
+                raise AtclError(f"{path} {wrong}: remove it, and it is made again")
             if from_data(told.get("recipe"), KINDS) != what.recipe:
                 raise AtclError(f"{path} was made with other settings than {what.words} has now: remove it, and it is made again")
+            if told.get("seed", seed) != seed:
+                raise AtclError(f"{path} is of seed {told['seed']}: remove it, and it is made again")
+            twin = next((one.path for one in found if told.get("model") and told["model"] == one.result.get("model")), None)
+            if twin:  # no two seeds end with the same weights
+                raise AtclError(f"{path} speaks of the same model as {twin}: remove it, and it is made again")
             found.append(Entry(path, seed, told))
     return found
+
+
+def _told(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except AtclError as error:
+        raise AtclError(f"{error}; remove it, and it is made again") from None
+
+
+def flaw(told: Any) -> str | None:
+    """Return what is wrong with a result, in words, where a table could not be made of it (docs/result.schema.json)."""
+    if not isinstance(told, dict) or not isinstance(told.get("metrics"), dict):
+        return "is not the result of a run"
+    lacking = [name for name in MEASURED if name not in told["metrics"]]
+    if lacking:
+        return f"lacks {', '.join(lacking)}"
+    last, engine = told.get("last_epoch"), told.get("engine") or {}
+    if not isinstance(last, dict) or not isinstance(last.get("metrics"), dict):
+        return "has no last_epoch with its metrics"
+    for name, one in [*told["metrics"].items(), *last["metrics"].items()]:
+        if not isinstance(one, dict) or not _within(one.get("accuracy"), 100) or not _within(one.get("seconds"), math.inf):
+            return f"has no accuracy of {name} between 0 and 100, or no time that it took"
+    if not _within(told.get("training_seconds"), math.inf) or not isinstance(told.get("environment"), dict):
+        return "does not say how long it trained, and where"
+    if not isinstance(engine, dict) or not _within(engine.get("peak_gpu_bytes") or 0, math.inf) or not engine.get("together", 1):
+        return "has an engine that no run has"
+    return None
+
+
+def _within(number: object, largest: float) -> bool:
+    return isinstance(number, int | float) and 0 <= number <= largest  # what is not a number is not within
 
 
 def _weights(path: Path) -> Any:

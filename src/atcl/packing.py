@@ -1,5 +1,6 @@
 """Several runs in one process on one device, taking turns: while the host prepares one, the GPU works on the others."""
 
+import traceback
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
                         active.remove(lane)
                 except Exception as error:
                     active.remove(lane)
+                    traceback.clear_frames(error.__traceback__)  # else the memory of what failed is held until the others end
                     errors.append(error)
     finally:
         for task in tasks:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.seeds import generator
+from atcl.seeds import generator, host_random
 from atcl.twins import STEEP, WITHIN
 
 
@@ -58,11 +58,6 @@ class Replay(torch.autograd.Function):
         return recording.gradient[: len(x)].clone(), None
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Return images in the layout in which convolutions run without a detour."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
 def play(recording: Recording, x: Tensor) -> Tensor:
     """Return the logits of images, and of the rows behind them; they last until the next play."""
     recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
@@ -80,14 +75,21 @@ def record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
             if not _passes(model, like.clone().requires_grad_(), mode, tape):
                 return None
     torch.cuda.current_stream(like.device).wait_stream(side)
+    try:
+        return _recorded(model, like, tape)
+    except RuntimeError:  # there is no memory left, or the model draws from a generator of its own
+        return None
+
+
+def _recorded(model: Module, like: Tensor, tape: Tape) -> Recording:
     forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
     with torch.enable_grad():
-        with torch.cuda.graph(forward, pool=tape.pool, stream=side):
+        with torch.cuda.graph(forward, pool=tape.pool, stream=tape.stream):
             logits = model(x)
             note(logits, tape)
         tape.pool = forward.pool()
         upstream = torch.zeros_like(logits)
-        with torch.cuda.graph(backward, pool=tape.pool, stream=side):
+        with torch.cuda.graph(backward, pool=tape.pool, stream=tape.stream):
             gradient = gradient_of(logits, x, upstream, tape)
             note(gradient, tape)
     # the graphs' own tensors, without the history that only recording needed
@@ -128,11 +130,12 @@ def agrees(recording: Recording, model: Module) -> bool:
 
 def noise(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
     """Return images that follow from their shape, and a seed, alone."""
-    return channels_last(torch.rand(shape, device=device, generator=generator(device, seed)))
+    return torch.rand(shape, device=device, generator=generator(device, seed))
 
 
 def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
-    """Go through the model and back; in mode "error", tell whether the host never waited, which a recording that fails half-way would not forgive."""
+    """Go through the model and back; in mode "error", tell whether the host neither waited, which a recording would not forgive, nor drew lots."""
+    drawn = host_random()
     try:
         with waiting(mode):
             logits = model(x)
@@ -144,7 +147,7 @@ def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
         if mode != "error" and tape.overflow is None:  # in fp16 a library may know no way, and has none to tell of in fp32
             raise
         return False
-    return True
+    return mode != "error" or drawn == host_random()
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def rules(experiment: Experiment, results: Path) -> list[Grid]:
     for dataset in experiment.datasets:
         runs = [asked(f"{dataset}/{row}") for _, row in experiment.rows]
         stages = [[_last_stage(entry.journal) for entry in entries(experiment, results, run)] for run in runs]
-        rows = []
+        rows, data = [], list[dict[str, Any]]()
         for name, rule in RULES.items():
             cells = [name]
             for run, held in zip(runs, stages, strict=True):
@@ -57,9 +57,9 @@ def rules(experiment: Experiment, results: Path) -> list[Grid]:
                 values = [stage[epoch]["test_pgd20"] for stage, epoch in zip(held, picked, strict=True)]
                 lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(held, values, strict=True)]
                 cells += [said(tuple(values), 1), said(tuple(lost), 1), ", ".join(map(str, picked))]
+                data.append({"dataset": dataset, "rule": name, "recipe": run.name, "epochs": picked, "pgd20": values, "lost": lost})
             rows.append(tuple(cells))
-        data = tuple({"dataset": dataset, **dict(zip(_unique(headings), row, strict=True))} for row in rows)
-        tables.append(Grid(dataset, headings, tuple(rows), data))
+        tables.append(Grid(dataset, headings, tuple(rows), tuple(data)))
     return tables
 
 
@@ -127,7 +127,10 @@ def _attack(name: str, rule: str) -> Column:
         # the last epoch of a run is measured too, whichever one a rule reports
         metrics = entry.result["metrics"] if entry.rule == rule else entry.result["last_epoch"]["metrics"] if rule == "last" else {}
         one = metrics.get(name)
-        return None if one is None else (one["accuracy"], (*(one["flags"] or ()), *entry.notes))
+        if one is None:
+            return None
+        signs = [flag for flag in one["flags"] or () if (name, flag) != ("autoattack", "square")]  # it runs that search itself
+        return one["accuracy"], (*signs, *entry.notes)
 
     return Column(name, f"{HEADINGS[name]} ({rule})", rule, read)
 
@@ -190,11 +193,6 @@ def _last_stage(records: Sequence[Record]) -> dict[int, Record]:
 def _picked(rule: Rule | None, stage: dict[int, Record], grown: Callable[[int], bool]) -> int:
     competing = {epoch: one[rule.key] for epoch, one in stage.items() if rule.considers(grown(epoch))} if rule else {}
     return chosen_epoch(rule, competing) if rule and competing else max(stage)
-
-
-def _unique(headings: Sequence[str]) -> list[str]:
-    """Return headings of which none comes twice: a repeated one carries its place."""
-    return [name if headings.count(name) == 1 else f"{name} {place}" for place, name in enumerate(headings)]
 
 
 def _tex(text: str) -> str:

@@ -13,7 +13,7 @@ from atcl.errors import AtclError, pick
 from atcl.estimates import likely, measured, seconds
 from atcl.evaluation import ATTACKS
 from atcl.experiments import EXPERIMENTS, narrowed
-from atcl.files import write_whole
+from atcl.files import check_readable, check_writable, write_whole
 from atcl.headline import keep
 from atcl.ledger import Job, jobs_of
 from atcl.places import PLACES, Crew, Place, Ray, Slurm, Terms
@@ -76,6 +76,12 @@ class Reproduce:
             if not self.write.is_file():
                 raise AtclError(f"there is no page {self.write} to write the table into")
             check_place(self.write.read_text(), self.experiment)
+            check_writable(self.write.parent, "the page")
+        if self.results.exists():
+            check_readable(self.results, "--results")
+        if self.fill and not self.dry_run and experiment.makes:
+            for folder, option in ((self.results, "--results"), (self.runs, "--runs")):
+                check_writable(folder, option)
         with place.open(terms) as crew:
             jobs = jobs_of(
                 experiment, self.results, self.runs, strong=crew.strong, attacks=self.attacks, device=crew.device, data_dir=self.data_dir
@@ -122,9 +128,12 @@ def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -
         lines.append(f"{work}  # {_lasting(told, unknown)}")
     if not jobs:
         return ["nothing is missing"]
-    several = min(workers, len(jobs))
+    able = sum(job.possible for job in jobs)
+    if not able:
+        return lines
+    several = min(workers, able)
     how = f"{several} at a time" if several > 1 else "one after another"
-    runs = f"{len(jobs)} run{'s' * (len(jobs) > 1)}, {how} on {device}"
+    runs = f"{able} run{'s' * (able > 1)}, {how} on {device}"
     return [*lines, f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}"]
 
 

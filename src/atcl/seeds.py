@@ -1,9 +1,12 @@
 """Random numbers that follow from one seed, whatever was drawn before."""
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator
 
@@ -11,6 +14,12 @@ from torch import Generator
 def forked_rng() -> AbstractContextManager[None]:
     """Leave the global random state, of every device, as it was found."""
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+def host_random() -> tuple[Any, ...]:
+    """Return the state of all that a model could draw from on the host."""
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2], torch.get_rng_state().numpy().tobytes()
 
 
 class OwnRandom:

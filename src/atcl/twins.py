@@ -72,7 +72,7 @@ def faithful_twin(model: Module, kind: Kind | Lower, x: Tensor, say: Callable[[s
 
 def takes_channels_last(model: Module, x: Tensor) -> bool:
     """Tell whether a model trains in the layout in which convolutions run without a detour; some look at the layout themselves."""
-    with forked_rng():
+    with forked_rng(), torch.enable_grad():
         try:
             tried: Module = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             for images in (x, x.contiguous(memory_format=torch.channels_last)):

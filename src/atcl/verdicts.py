@@ -66,6 +66,8 @@ def evaluate(
             logits = model(as_float(images[:1].to(device)))
         except RuntimeError as error:
             raise AtclError(f"the model does not take images of shape {tuple(images.shape[1:])}: {str(error).splitlines()[0]}") from None
+    if not isinstance(logits, Tensor):
+        raise AtclError(f"the model returns a {type(logits).__name__}, not a tensor of logits")
     if logits.ndim != 2 or len(logits) != 1:
         raise AtclError(f"the model returns {tuple(logits.shape)} for one image, not logits of shape (1, classes)")
     labels = torch.as_tensor(y)
@@ -96,9 +98,10 @@ def measure(
     halves = {name: {"half": True} if looks_at_half(attack, device) else {} for name, attack in ATTACKS.items()}
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **halves[name], **place} for name in ATTACKS}
     done = [top for top in finished(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
-    known = [name for name in ATTACKS if name not in attacks and any((top["attack"], top["seed"]) == (name, seed) for top in done)]
+    here = {name: [top for top in done if (top["attack"], top["seed"]) == (name, seed) and top | place == top] for name in ATTACKS}
+    known = [name for name in ATTACKS if name not in attacks and here[name]]
     for name in known:  # as it would be judged now where it was, else in the largest batches
-        tops = [top for top in done if (top["attack"], top["seed"]) == (name, seed)]
+        tops = here[name]
         headers[name] = headers[name] if headers[name] in tops else max(tops, key=lambda top: top["batch_size"])
         sizes[name] = headers[name]["batch_size"]
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
@@ -113,18 +116,26 @@ def measure(
         told = {"about": attack.about, **asdict(threat), **({"crafted": book.crafted} if "half" in headers[name] else {})}
         found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
     more = [top for top in done if top not in [headers[name] for name in chosen]]
-    for top in more:  # with other random numbers: whatever broke an image has broken it
+    for top in more:  # with other random numbers, or elsewhere: whatever broke an image has broken it
         attack = ATTACKS[top["attack"]]
         part = test.take(slice(attack.first))
         right, _ = withstood(model, part, threat, top["attack"], attack, top["seed"], top["batch_size"], Book(keep, top))
         standing[: len(part)] &= right
     if len(chosen) + len(more) > 1:
         images = min(len(test), *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]))
-        again = [f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}{' in fp16' * ('half' in top)}" for top in more]
-        told = {"about": f"for each image the worst of {', '.join([*chosen, *again])}", **asdict(threat)}
+        told = {"about": f"for each image the worst of {', '.join([*chosen, *(_otherwise(top, place) for top in more)])}", **asdict(threat)}
         largest = max(one.batch_size for one in found.values())
         found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
     return found
+
+
+def _otherwise(top: Mapping[str, Any], place: Mapping[str, Any]) -> str:
+    """Return what was judged with other settings, in words."""
+    words = f"{top['attack']} with seed {top['seed']} in batches of {top['batch_size']}{' in fp16' * ('half' in top)}"
+    if top["machine"] == place["machine"] and top["versions"] == place["versions"]:
+        return words
+    tf32 = top["machine"]["precision"]["convolution_tf32"]
+    return f"{words} ({top['machine']['device']}, torch {top['machine']['torch']}, atcl {top['versions']['atcl']}, tf32 {'on' if tf32 else 'off'})"
 
 
 def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None) -> dict[str, int]:

@@ -16,8 +16,8 @@ from atcl.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
 from atcl.models import MODELS
 from atcl.precisions import Precision
 from atcl.recipes import Recipe
-from atcl.running import train, train_together
-from atcl.runs import Problem
+from atcl.running import _waits, train, train_together
+from atcl.runs import Problem, Run
 from atcl.stages import Watcher
 from atcl.training import Learner, Stage, fit
 from atcl.truth import Split, Truth
@@ -37,10 +37,10 @@ RECORDED = Engine("captured", compiles=False, records=True)
 
 
 @pytest.fixture(autouse=True)
-def _as_new() -> None:
+def _as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -266,7 +266,13 @@ def test_a_model_that_waits_is_not_recorded_and_trains_all_the_same(tmp_path: Pa
 
 
 def test_images_in_the_hosts_memory_are_not_recorded() -> None:
-    problem: Problem = tiny.problem(tiny.RECIPES["digits/oracle"].labels)
+    recipe = tiny.RECIPES["digits/oracle"]
+    problem: Problem = tiny.problem(recipe.labels)
     data = problem.train.to(CUDA, room=0)
-    (stage,) = tiny.RECIPES["digits/oracle"].stages
-    fit(Learner(tiny.TinyNet(), data, stage), data, stage, seed=0, engine=engine_of("auto", CUDA, 0, waits=True))
+    run = Run(Path("nowhere"), "", 0, recipe, 10, tiny.SHAPE)
+    assert [_waits(run, replace(problem, train=one), tiny.TinyNet) for one in (data, problem.train.to(CUDA))] == [True, False]
+    (stage,) = recipe.stages
+    learner = Learner(tiny.TinyNet(), data, stage)
+    before = [parameter.clone() for parameter in learner.model.parameters()]
+    fit(learner, data, stage, seed=0, engine=engine_of("auto", CUDA, 0, waits=True))
+    assert all(not torch.equal(old, new) for old, new in zip(before, learner.model.parameters(), strict=True))

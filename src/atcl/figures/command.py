@@ -1,6 +1,5 @@
 """`atcl figure`."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from atcl.figures.catalogue import FIGURES
 from atcl.figures.making import Missing, make, train_small
 from atcl.figures.plan import DIGITS_SETTING, PAPER_SETTING, Need, needs
 from atcl.figures.records import recorded_in
+from atcl.files import check_writable
 
 ALL = "all"
 
@@ -39,9 +39,7 @@ class Figure:
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         chosen = dict(FIGURES) if self.name == ALL else {self.name: pick(FIGURES, self.name, "figure")}
         out = self.out or Path("figures", *["digits"] * self.digits)
-        there = next(path for path in (out, *out.absolute().parents) if path.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):  # better asked before the runs than after
-            raise AtclError(f"{out} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give --out a folder")
+        check_writable(out, "--out")
         if self.results != Figure.results and not self.results.is_dir():
             raise AtclError(f"{self.results} is no folder: give --results that of a ledger, or leave it out")
         if self.runs.exists() and not self.runs.is_dir():  # one that is not there yet is where runs will go

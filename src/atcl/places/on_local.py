@@ -16,7 +16,6 @@ from rich.console import Console
 
 from atcl.console import Judging, Live, Together, lives
 from atcl.environment import free_memory, hardware, resolve
-from atcl.errors import AtclError
 from atcl.files import is_held
 from atcl.journal import Record
 from atcl.ledger import Job
@@ -67,8 +66,8 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
             if len(pack) > 1:
                 console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
                 packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
-        except AtclError as error:  # each run is tried again alone, which tells what is to be told
-            console.print(str(error), style="yellow", highlight=False, markup=False, soft_wrap=True)
+        except Exception as error:  # each run is tried again alone, which tells what is to be told
+            console.print(str(error) or type(error).__name__, style="yellow", highlight=False, markup=False, soft_wrap=True)
         free_memory()
 
 
