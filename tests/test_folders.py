@@ -144,7 +144,7 @@ gone.png,camel|cta,me
             "line 13: '../a.png' leads out of the folder: name pictures by their path inside it",
             "line 14: a quotation mark is not closed",
             "line 15: 'gone.png' has other labels than on line 3: write camel|cat|cta in one row",
-            "line 15: unknown class 'camel'; did you mean 'cat'?",
+            "line 15: unknown class 'camel'; there are cat, dog, horse",
             "line 15: unknown class 'cta'; did you mean 'cat'?",
         ]
     )

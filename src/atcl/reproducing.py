@@ -91,7 +91,7 @@ class Reproduce:
                 print(f"{self.experiment} only tells of runs that other tables make")
                 return
             if self.dry_run:
-                print("\n".join(planned(missing, self.results, crew.hardware or likely(self.results), crew.workers)))
+                print("\n".join(planned(missing, self.results, crew.hardware or likely(self.results), crew.workers, known=crew.hardware is not None)))
                 return
             if self.fill:
                 fill(missing, console, crew)
@@ -115,14 +115,14 @@ class Reproduce:
                 raise AtclError(f"--{name}.{given[0]} is for runs on {name}: add --on {name}, or leave it out")
 
 
-def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -> list[str]:
+def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *, known: bool = True) -> list[str]:
     """Return a line for each job: the command, and its time where anything like it was measured on such a device."""
-    known, lines, total, longest, vague = measured(results, device), [], 0.0, 0.0, 0
+    before, lines, total, longest, vague = measured(results, device), [], 0.0, 0.0, 0
     for job in jobs:
         if not job.possible:
             lines.append(_stuck(job))
             continue
-        told, unknown = seconds(job, known)
+        told, unknown = seconds(job, before)
         total, longest, vague = total + told, max(longest, told), vague + bool(unknown)
         work = f"atcl train {job.what.words} --seed {job.seed}" if job.new else f"atcl evaluate {job.folder} --attacks {' '.join(job.attacks)}"
         lines.append(f"{work}  # {_lasting(told, unknown)}")
@@ -133,7 +133,7 @@ def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1) -
         return lines
     several = min(workers, able)
     how = f"{several} at a time" if several > 1 else "one after another"
-    runs = f"{able} run{'s' * (able > 1)}, {how} on {device}"
+    runs = f"{able} run{'s' * (able > 1)}, {how} on {device if known else f'a machine like {device}, which most of the ledger was made on'}"
     return [*lines, f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}"]
 
 
