@@ -1,6 +1,6 @@
 """One training step: the official way, and ours in each engine and precision, in one process.
 
-The official code leaves PyTorch's default, tf32 where the card has it: its way is timed with that, and in plain fp32 beside it.
+The official code leaves the defaults of its PyTorch 1.11, tf32 in convolutions and products: its way is timed so, and in plain fp32 beside it.
 
 python benchmarks/step.py --recipe kuzushiji/warmup-pla --repeats 20
 """

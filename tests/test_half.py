@@ -266,9 +266,17 @@ class Viewing(nn.Module):
         return out
 
 
+class Asserting(Viewing):
+    """One that insists on it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        return super().forward(x)
+
+
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("build", [Viewing, lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(216, 10))])
+@pytest.mark.parametrize("build", [Viewing, Asserting, lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(216, 10))])
 def test_a_model_that_looks_at_the_layout_is_left_in_its_own(build: Callable[[], nn.Module], half: bool) -> None:
     torch.manual_seed(0)
     model, x = build().eval().requires_grad_(False), torch.rand(20, 3, 8, 8)

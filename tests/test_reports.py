@@ -93,7 +93,9 @@ def broken(told: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
         ("metrics.pgd20.accuracy", "x", "between 0 and 100"), ("metrics.natural.seconds", None, "no time that it took"),
         ("last_epoch", None, "has no last_epoch"), ("last_epoch.metrics.cw30.accuracy", -1, "no accuracy of cw30"),
         ("engine.together", 0, "an engine that no run has"), ("training_seconds", "long", "how long it trained"), ("seed", 2, "is of seed 2"),
-        ("recipe.model", "mlp", "other settings"),
+        ("recipe.model", "mlp", "other settings"), ("recipe", ..., "by which recipe"), ("selection.rule", None, "by which recipe and rule"),
+        ("metrics.pgd20.machine", None, "by which machine"), ("metrics.pgd20.flags", 3, "which flags"), ("engine.together", "x", "an engine"),
+        ("environment", None, "how long it trained, and where"), ("data", None, "on which data"), ("engine", 3, "an engine that no run has"),
     ],
 )  # fmt: skip
 def test_a_result_that_no_run_writes_is_refused_in_one_line(place: str, value: Any, said: str, tmp_path: Path) -> None:
@@ -105,8 +107,9 @@ def test_a_result_that_no_run_writes_is_refused_in_one_line(place: str, value: A
         path.write_text(json.dumps(broken(whole, place, value)))
         with pytest.raises(AtclError, match=rf"{said}.*: remove it, and it is made again"):
             grids(experiment, tmp_path)
-    write_json(path, broken(whole, "engine", ...))  # made before there was a choice
-    assert markdown(grids(EXPERIMENTS["times"], tmp_path))
+    for engine in (..., None):  # made before there was a choice
+        write_json(path, broken(whole, "engine", engine))
+        assert markdown(grids(EXPERIMENTS["times"], tmp_path))
     path.write_text("{")
     with pytest.raises(AtclError, match=r"cannot be read.*; remove it, and it is made again"):
         grids(TABLE, tmp_path)

@@ -216,7 +216,16 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(option: str
     assert not (tmp_path / "runs").exists()
     words[option] = str(tmp_path / "file" / "inside")
     assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    assert f"give {option} " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_small_digits")
+def test_where_nothing_is_missing_nothing_needs_to_be_written(tmp_path: Path, quiet: Console, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["reproduce", "digits", "--rows", "direct-log", "--seeds", "1", "--results", str(tmp_path / "results"), "--runs"]
+    assert main([*words, str(tmp_path / "runs")]) == 0
+    assert main([*words, str(tmp_path / "file")]) == 0
+    assert "direct" in capsys.readouterr().out
 
 
 def test_a_ledger_that_closes_meanwhile_loses_nothing(tmp_path: Path, quiet: Console) -> None:

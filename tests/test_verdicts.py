@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 from pyautoattack import AutoAttack
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import atcl
+from atcl import books
 from atcl.acceleration import activation_bytes
 from atcl.attacks import NORMS, STARTS, Threat, ascent, given, pgd
 from atcl.books import digest_of_model
@@ -209,17 +211,64 @@ class Shifted(nn.Module):
         return out
 
 
+class Busy(nn.Module):
+    """One that remembers what it was asked, and holds this and that."""
+
+    seen: Tensor
+
+    def __init__(self, **held: Any) -> None:
+        super().__init__()
+        self.calls, self.last = 0, torch.zeros(0)
+        self.__dict__.update(held)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls, self.last = self.calls + 1, x
+        self.seen += 1
+        return x.flatten(1)
+
+
 def test_a_model_is_known_by_its_weights_its_parts_and_their_attributes(model: nn.Module) -> None:
+    x = torch.rand(1, 1, 8, 8)
+
+    def digest(one: nn.Module) -> str:
+        return digest_of_model(one, x)
+
     plain = Shifted(model)
     others = [Shifted(model, by=0.1), Shifted(model, scale=0.5), Shifted(model, limit=0.5), nn.Sequential(model), nn.Identity(), nn.Flatten()]
-    assert len({digest_of_model(one) for one in (plain, model, *others)}) == 8
-    assert digest_of_model(plain) == digest_of_model(copy.deepcopy(plain).train())
-    weight = next(plain.parameters())
-    before = digest_of_model(plain)
+    assert len({digest(one) for one in (plain, model, *others)}) == 8
+    assert digest(plain) == digest(copy.deepcopy(plain).train())
+    before = digest(plain)
     with torch.no_grad():
-        weight.view(-1)[0].add_(1e-3)
-    assert digest_of_model(plain) != before
-    assert digest_of_model(nn.Linear(2, 2).bfloat16()) != digest_of_model(nn.Linear(2, 2).bfloat16())
+        next(plain.parameters()).view(-1)[0].add_(1e-3)
+    assert digest(plain) != before
+    low = [nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).bfloat16() for _ in range(2)]
+    assert len({digest_of_model(one, x.bfloat16()) for one in low}) == 2
+
+
+def test_what_a_look_changes_says_nothing_of_a_model_and_what_it_holds_does() -> None:
+    x, busy = torch.rand(1, 1, 8, 8), Busy()
+    assert digest_of_model(busy, x) == digest_of_model(busy, torch.rand(1, 1, 8, 8)) == digest_of_model(Busy(), x)
+    held: list[Any] = [
+        0.1, "a", (0.1, 2), [0.1], [0.2], {"a": [1]}, {"a": [2]}, {1, 2}, np.zeros(3), np.ones(3), torch.float16, None, torch.ones(2),
+    ]  # fmt: skip
+    assert len({digest_of_model(Busy(held=one), x) for one in held}) == len(held)
+    assert digest_of_model(Busy(held={"b": 1, "a": 2}), x) == digest_of_model(Busy(held={"a": 2, "b": 1}), x)
+    assert digest_of_model(Busy(held=object()), x) == digest_of_model(Busy(held=object()), x)  # an address is another in each process
+    assert digest_of_model(Busy(held=torch.ones(2).to_sparse()), x)
+
+
+def test_verdicts_of_a_version_with_other_passes_are_left_alone(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test, threat, whole = digits().test.take(slice(40)), Threat(0.06, 0.01), ATTACKS["pgd20_restarts"]
+    with monkeypatch.context() as older:
+        older.setitem(ATTACKS, "pgd20_restarts", replace(whole, passes=dict([*whole.passes.items()][:2])))
+        older.setattr(books, "__version__", "0.0.1")
+        measure(model, test, threat, ["pgd20_restarts"], keep=tmp_path)
+    (path,) = tmp_path.glob("*.jsonl")
+    before = path.read_bytes()
+    found = measure(model, test, threat, ["natural", "pgd20"], keep=tmp_path, extend=True)
+    assert "restarts" not in found[WORST].attack["about"]
+    assert path.read_bytes() == before
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

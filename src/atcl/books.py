@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl import journal
-from atcl.attacks import device_of
+from atcl.attacks import device_of, evaluating
+from atcl.batches import as_float
 from atcl.environment import __version__, hardware
 from atcl.files import write_whole
+from atcl.seeds import forked_rng
 from atcl.truth import Split
 
 END = "end"  # the pass that says that there is none left
@@ -68,6 +70,14 @@ class Book:
         self.lines[line["pass"], line["batch"]] = line
 
 
+def kept(folder: Path, header: Mapping[str, Any]) -> Book:
+    """Return the verdicts that lie under a header, to be read alone."""
+    book = Book(None, header)
+    _, *lines = journal.read(path_of(folder, header)) or [{}]
+    book.lines = {(line["pass"], line["batch"]): line for line in lines}
+    return book
+
+
 def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
     """Return where the verdicts under a header lie: each header has a file of its own, so that none is overwritten by another."""
     digest = hashlib.sha256(_plain(header).encode()).hexdigest()[:8]
@@ -80,7 +90,7 @@ def finished(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         top, *lines = journal.read(path) or [{}]
-        if lines and lines[-1]["pass"] == END and _plain({**top, **free}) == _plain({**header, **free}):
+        if any(line["pass"] == END for line in lines) and _plain({**top, **free}) == _plain({**header, **free}):
             found.append(top)
     return found
 
@@ -90,24 +100,57 @@ def _plain(header: Mapping[str, Any]) -> str:
 
 
 def judged(model: Module, test: Split) -> dict[str, Any]:
-    """Return what verdicts depend on beside the attack: weights, images with their truth, the machine, the versions."""
+    """Return what verdicts depend on beside the attack: the model, images with their truth, the machine, the versions."""
+    x = as_float(test.x[:1].to(device_of(model, test.x.device)))
     return {
-        "model": digest_of_model(model), "test": fingerprint_of(test), "machine": machine(model),
+        "model": digest_of_model(model, x), "test": fingerprint_of(test), "machine": machine(model),
         "versions": {"atcl": __version__, "pyautoattack": version("pyautoattack")},
     }  # fmt: skip
 
 
-def digest_of_model(model: Module) -> str:
-    """Return sixteen hexadecimal digits that name a model: its modules and their plain attributes, its weights; its code is not seen."""
-    summary = hashlib.sha256()
+def digest_of_model(model: Module, x: Tensor) -> str:
+    """Return sixteen hexadecimal digits that name a model: its modules, attributes and weights but for those that a look at images changes.
+
+    Its code is not seen, nor what lies inside objects other than numbers, texts, tensors, arrays and collections of them.
+    """
+    with evaluating(model), torch.no_grad(), forked_rng():
+        model(x)  # the first look may set things up
+        before = _parts(model)
+        model(1 - x)
+        after = _parts(model)
+    kinds = [(name, type(module).__qualname__) for name, module in model.named_modules()]
+    same = sorted((key, words) for key, words in before.items() if after.get(key) == words)  # a counter says nothing of a model
+    return hashlib.sha256(repr((kinds, same)).encode()).hexdigest()[:16]
+
+
+def _parts(model: Module) -> dict[str, str]:
+    """Return in words what the modules of a model hold."""
+    found: dict[str, str] = {}
     for name, module in model.named_modules():
-        held = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
-        plain = sorted((key, repr(value)) for key, value in held.items() if isinstance(value, int | float | str | tuple | None))
-        tensors = {key: value for key, value in held.items() if isinstance(value, Tensor)}
-        tensors |= {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-        told = [one for one in plain if " at 0x" not in one[1]]  # an address is another in each process
-        summary.update(f"{name} {type(module).__qualname__} {told} {[*tensors]} {digest_of([*tensors.values()])}".encode())
-    return summary.hexdigest()[:16]
+        own = {key: value for key, value in vars(module).items() if key not in _PLAIN and not isinstance(value, Module)}
+        held = own | dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+        found |= {f"{name}.{key}": _words(value) for key, value in held.items()}
+    return found
+
+
+_PLAIN = {*vars(Module())}  # what each module has
+
+
+def _words(value: Any) -> str:
+    """Return a value in words that are the same in each process; of an object that has none its kind."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+        return repr(value)
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return digest_of([value])
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_words, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{_words(key)}: {_words(one)}' for key, one in value.items()))}}}"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_words, value)))}}}"
+    return type(value).__qualname__
 
 
 def machine(model: Module) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def measured(results: Path, device: str) -> list[dict[str, Any]]:
 def likely(results: Path) -> str:
     """Return the GPU that most results of a ledger were made on: a guess, where the one to come is not known."""
     found = [read_json(path) for path in sorted(results.rglob("result.json"))]
-    names = [str(one.get("environment", {}).get("device", "")) for one in found if isinstance(one, dict)]
+    names = [str(one["environment"].get("device", "")) for one in found if flaw(one) is None]
     return statistics.mode([name for name in names if name and " CPU, " not in name] or ["a GPU"])
 
 
@@ -86,7 +86,7 @@ def _attacked(told: dict[str, Any]) -> float:
 
 def _share(told: dict[str, Any]) -> float:
     """Return the seconds of a run's training, without the turns of those that shared the device with it."""
-    together: int = told.get("engine", {}).get("together", 1)
+    together: int = (told.get("engine") or {}).get("together", 1)
     return float(told["training_seconds"]) / together
 
 

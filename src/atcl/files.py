@@ -61,16 +61,26 @@ def read_json(path: Path) -> Any:
 
 
 def check_readable(folder: Path, option: str) -> None:
-    """Refuse a place that is no folder, or one that is closed."""
-    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
-        raise AtclError(f"{folder} is {'a folder that is closed' if folder.is_dir() else 'no folder'}: give {option} another")
+    """Refuse a place that is no folder, or one that is closed; one that is not there yet is empty."""
+    there = _nearest(folder)
+    if not os.path.isdir(there) or not os.access(there, os.R_OK | os.X_OK):
+        raise AtclError(f"{folder} cannot be read: {_obstacle(there)}; give {option} a folder")
 
 
-def check_writable(folder: Path, option: str) -> None:
+def check_writable(folder: Path, advice: str) -> None:
     """Refuse a folder that cannot be made or written, before hours are spent on what goes there."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise AtclError(f"{folder} cannot be written: {there} is {'a folder that is closed' if there.is_dir() else 'a file'}; give {option} a folder")
+    there = _nearest(folder)
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise AtclError(f"{folder} cannot be written: {_obstacle(there)}; {advice}")
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest above it that can be seen."""
+    return next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))  # Path.exists raises where a folder is closed
+
+
+def _obstacle(there: Path) -> str:
+    return f"{there} is {'a folder that is closed' if os.path.isdir(there) else 'a file'}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -72,9 +72,9 @@ class Job:
         if self.new:
             return ("all",)
         told = read_json(self.path)
-        measured = told.get("metrics", {}) if isinstance(told, dict) else {}
-        if not all(name in measured for name in MEASURED):
+        if flaw(told):
             return ()  # that is no result: whoever reads the table is told
+        measured = told["metrics"]
         journal = ("journal",) if self.journals and not self.path.with_name("journal.jsonl").exists() else ()
         return (*(name for name in self.attacks if name not in measured), *journal)
 
@@ -162,16 +162,23 @@ def flaw(told: Any) -> str | None:
     lacking = [name for name in MEASURED if name not in told["metrics"]]
     if lacking:
         return f"lacks {', '.join(lacking)}"
+    if not isinstance(told.get("selection"), dict) or not isinstance(told["selection"].get("rule"), str) or not isinstance(told.get("recipe"), dict):
+        return "does not say by which recipe and rule it was made"
     last, engine = told.get("last_epoch"), told.get("engine") or {}
     if not isinstance(last, dict) or not isinstance(last.get("metrics"), dict):
         return "has no last_epoch with its metrics"
     for name, one in [*told["metrics"].items(), *last["metrics"].items()]:
         if not isinstance(one, dict) or not _within(one.get("accuracy"), 100) or not _within(one.get("seconds"), math.inf):
             return f"has no accuracy of {name} between 0 and 100, or no time that it took"
+        if not isinstance(one.get("flags", []), list | None) or not isinstance(one.get("machine", {}), dict):
+            return f"does not say by which machine, and with which flags, {name} was measured"
     if not _within(told.get("training_seconds"), math.inf) or not isinstance(told.get("environment"), dict):
         return "does not say how long it trained, and where"
-    if not isinstance(engine, dict) or not _within(engine.get("peak_gpu_bytes") or 0, math.inf) or not engine.get("together", 1):
+    together = engine.get("together", 1) if isinstance(engine, dict) else None
+    if not isinstance(together, int) or together < 1 or not _within(engine.get("peak_gpu_bytes") or 0, math.inf):
         return "has an engine that no run has"
+    if not isinstance(told.get("data", {}), dict):
+        return "does not say on which data it was made"
     return None
 
 

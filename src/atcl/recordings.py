@@ -75,9 +75,11 @@ def record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
             if not _passes(model, like.clone().requires_grad_(), mode, tape):
                 return None
     torch.cuda.current_stream(like.device).wait_stream(side)
+    current = torch.cuda.current_stream(like.device)
     try:
         return _recorded(model, like, tape)
     except RuntimeError:  # there is no memory left, or the model draws from a generator of its own
+        torch.cuda.set_stream(current)  # a recording that fails at its end leaves its own
         return None
 
 

@@ -129,7 +129,7 @@ def _attack(name: str, rule: str) -> Column:
         one = metrics.get(name)
         if one is None:
             return None
-        signs = [flag for flag in one["flags"] or () if (name, flag) != ("autoattack", "square")]  # it runs that search itself
+        signs = [flag for flag in one.get("flags") or () if (name, flag) != ("autoattack", "square")]  # it runs that search itself
         return one["accuracy"], (*signs, *entry.notes)
 
     return Column(name, f"{HEADINGS[name]} ({rule})", rule, read)

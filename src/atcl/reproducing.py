@@ -76,12 +76,8 @@ class Reproduce:
             if not self.write.is_file():
                 raise AtclError(f"there is no page {self.write} to write the table into")
             check_place(self.write.read_text(), self.experiment)
-            check_writable(self.write.parent, "the page")
-        if self.results.exists():
-            check_readable(self.results, "--results")
-        if self.fill and not self.dry_run and experiment.makes:
-            for folder, option in ((self.results, "--results"), (self.runs, "--runs")):
-                check_writable(folder, option)
+            check_writable(self.write.absolute().parent, "--write names a page in it")
+        check_readable(self.results, "--results")
         with place.open(terms) as crew:
             jobs = jobs_of(
                 experiment, self.results, self.runs, strong=crew.strong, attacks=self.attacks, device=crew.device, data_dir=self.data_dir
@@ -93,6 +89,9 @@ class Reproduce:
             if self.dry_run:
                 print("\n".join(planned(missing, self.results, crew.hardware or likely(self.results), crew.workers, known=crew.hardware is not None)))
                 return
+            if self.fill and any(job.possible for job in missing):
+                check_writable(self.results, "give --results a folder")
+                check_writable(self.runs, "give --runs a folder")
             if self.fill:
                 fill(missing, console, crew)
         console.print(f"{experiment.about}\n", highlight=False, soft_wrap=True)
@@ -133,7 +132,7 @@ def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *
         return lines
     several = min(workers, able)
     how = f"{several} at a time" if several > 1 else "one after another"
-    runs = f"{able} run{'s' * (able > 1)}, {how} on {device if known else f'a machine like {device}, which most of the ledger was made on'}"
+    runs = f"{able} run{'s' * (able > 1)}, {how} on {device if known else f'{device}, as most GPU runs of the ledger' if before else 'a GPU'}"
     return [*lines, f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}"]
 
 

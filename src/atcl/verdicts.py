@@ -14,7 +14,7 @@ from torch.nn import Module
 from atcl.acceleration import Replayed, activation_bytes, replayed
 from atcl.attacks import NORMS, STARTS, Ascend, Threat, ascent, device_of, evaluating, given, pgd
 from atcl.batches import as_float, checked_images
-from atcl.books import Book, finished, judged, machine
+from atcl.books import Book, finished, judged, kept, machine
 from atcl.errors import AtclError, pick
 from atcl.evaluation import ATTACKS, Attack, cross_entropy
 from atcl.masking import suspicions
@@ -115,18 +115,32 @@ def measure(
         standing[: len(part)] &= right
         told = {"about": attack.about, **asdict(threat), **({"crafted": book.crafted} if "half" in headers[name] else {})}
         found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
-    more = [top for top in done if top not in [headers[name] for name in chosen]]
-    for top in more:  # with other random numbers, or elsewhere: whatever broke an image has broken it
+    more = []
+    for top in [top for top in done if top not in [headers[name] for name in chosen]]:
         attack = ATTACKS[top["attack"]]
-        part = test.take(slice(attack.first))
-        right, _ = withstood(model, part, threat, top["attack"], attack, top["seed"], top["batch_size"], Book(keep, top))
-        standing[: len(part)] &= right
+        known_of = _remembered(kept(keep, top), attack, len(test.take(slice(attack.first))), top["batch_size"]) if keep else None
+        if known_of is not None:  # with other random numbers, or elsewhere: whatever broke an image has broken it
+            standing[: len(known_of)] &= known_of
+            more.append(top)
     if len(chosen) + len(more) > 1:
         images = min(len(test), *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]))
         told = {"about": f"for each image the worst of {', '.join([*chosen, *(_otherwise(top, place) for top in more)])}", **asdict(threat)}
         largest = max(one.batch_size for one in found.values())
         found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
     return found
+
+
+def _remembered(book: Book, attack: Attack, images: int, batch_size: int) -> Tensor | None:
+    """Return (n,) bool: which images stood after all passes; None where another version made other passes, so that some verdict is not there."""
+    standing = torch.ones(images, dtype=torch.bool)
+    for step in attack.passes:
+        index = standing.nonzero()[:, 0]
+        for number, part in enumerate(index.split(batch_size) if len(index) else ()):
+            right = book.verdict(step, number, len(part))
+            if right is None:
+                return None
+            standing[part] = right
+    return standing
 
 
 def _otherwise(top: Mapping[str, Any], place: Mapping[str, Any]) -> str:

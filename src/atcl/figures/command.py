@@ -39,7 +39,7 @@ class Figure:
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         chosen = dict(FIGURES) if self.name == ALL else {self.name: pick(FIGURES, self.name, "figure")}
         out = self.out or Path("figures", *["digits"] * self.digits)
-        check_writable(out, "--out")
+        check_writable(out, "give --out a folder")
         if self.results != Figure.results and not self.results.is_dir():
             raise AtclError(f"{self.results} is no folder: give --results that of a ledger, or leave it out")
         if self.runs.exists() and not self.runs.is_dir():  # one that is not there yet is where runs will go

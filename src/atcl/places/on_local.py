@@ -16,6 +16,7 @@ from rich.console import Console
 
 from atcl.console import Judging, Live, Together, lives
 from atcl.environment import free_memory, hardware, resolve
+from atcl.errors import AtclError
 from atcl.files import is_held
 from atcl.journal import Record
 from atcl.ledger import Job
@@ -67,7 +68,8 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
                 console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
                 packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
         except Exception as error:  # each run is tried again alone, which tells what is to be told
-            console.print(str(error) or type(error).__name__, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            odd = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            console.print(str(error) if isinstance(error, AtclError) else odd, style="yellow", highlight=False, markup=False, soft_wrap=True)
         free_memory()
 
 
