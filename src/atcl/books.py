@@ -31,8 +31,7 @@ class Book:
         self.lines: dict[tuple[str, int], journal.Record] = {}
         if self.path is None:
             return
-        _, *lines = journal.read(self.path) or [{}]
-        self.lines = {(line["pass"], line["batch"]): line for line in lines}
+        self.lines = _lines(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, journal.packed([dict(header), *self.lines.values()]))  # without a last line that was cut off
 
@@ -73,9 +72,13 @@ class Book:
 def kept(folder: Path, header: Mapping[str, Any]) -> Book:
     """Return the verdicts that lie under a header, to be read alone."""
     book = Book(None, header)
-    _, *lines = journal.read(path_of(folder, header)) or [{}]
-    book.lines = {(line["pass"], line["batch"]): line for line in lines}
+    book.lines = _lines(path_of(folder, header))
     return book
+
+
+def _lines(path: Path) -> dict[tuple[str, int], journal.Record]:
+    _, *lines = journal.read(path) or [{}]
+    return {(line["pass"], line["batch"]): line for line in lines}
 
 
 def path_of(folder: Path, header: Mapping[str, Any]) -> Path:

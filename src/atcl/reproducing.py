@@ -76,7 +76,7 @@ class Reproduce:
             if not self.write.is_file():
                 raise AtclError(f"there is no page {self.write} to write the table into")
             check_place(self.write.read_text(), self.experiment)
-            check_writable(self.write.absolute().parent, "--write names a page in it")
+            check_writable(self.write.absolute().parent, "open it, or give --write a page elsewhere")
         check_readable(self.results, "--results")
         with place.open(terms) as crew:
             jobs = jobs_of(
