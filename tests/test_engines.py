@@ -1,7 +1,10 @@
 """Engines are held to each other: the same attack, the same loss, the same gradients, the same random draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,19 +12,21 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from atcl import engines
 from atcl.attacks import NORMS, ascent
 from atcl.batches import as_float
-from atcl.engines import ENGINES, Part, compiled, engine_of
+from atcl.engines import EAGER, ENGINES, PLAIN, Engine, Part, Recording, compiled, engine_of
 from atcl.errors import AtclError
 from atcl.forms import FUSED, STENCIL, TURNED, Halved
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.objectives import Objective
+from atcl.packing import Lane
 from atcl.precisions import InBf16, Precision
 from atcl.recipes import Recipe
 from atcl.running import passes
 from atcl.supervision import PseudoLabels, blank_memory, guesses
-from atcl.training import Learner, Stage, descent, fit
+from atcl.training import Learner, Stage, descent, fit, fitting
 from atcl.twins import Twin, _agrees, faithful_twin, takes_channels_last
 from tests import tiny
 
@@ -467,3 +472,89 @@ def test_the_update_in_bf16_returns_fp32_and_gradients_for_fp32_weights() -> Non
     logits.sum().backward()
     assert logits.dtype == torch.float32
     assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+@dataclass(frozen=True)
+class FakeStream:
+    """What a stream of a GPU is for an engine: a name and a device."""
+
+    name: str
+    device: torch.device = CPU
+
+
+class Emulated(Recording):
+    """A recording on a CPU: where a graph would be replayed, the function is called anew on the tensors that the recording reads."""
+
+    def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: Any, rng: torch.Generator | None = None) -> None:
+        self.given = tuple(tensor.clone() for tensor in given)
+        self.stream, self.plays_on = stream, torch.cuda.current_stream(stream.device)
+        self.graph: Any = SimpleNamespace(replay=lambda: setattr(self, "answer", function(*self.given)))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A device with streams as PyTorch tells of them; `made` are the recordings of a test."""
+    number = count()
+    fake = SimpleNamespace(default=FakeStream("default"), current=FakeStream("default"), made=[])
+
+    class Noted(Emulated):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            fake.made.append(self)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.current)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: fake.default)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream(f"side {next(number)}"))
+    monkeypatch.setattr(engines, "Recording", Noted)
+    return fake
+
+
+def learning(seed: int, engine: Engine) -> Generator[None, None, Tensor]:
+    """Train a model with dropout, augmentation and random starts, and return all that it has learnt."""
+    recipe = tiny.RECIPES["cifar10/warmup-pla"]
+    (stage,) = recipe.stages
+    data = tiny.problem(recipe.labels).train
+    torch.manual_seed(seed)
+    learner = Learner(tiny.TinyNet(), data, replace(stage, epochs=PLAIN + 3))
+    yield from fitting(learner, data, replace(stage, epochs=PLAIN + 3), seed=seed, engine=engine)
+    return torch.cat([tensor.flatten() for tensor in learner.state().values()]).double()
+
+
+def taking_turns(engines_of_runs: Sequence[Engine], gpu: SimpleNamespace) -> list[Tensor]:
+    lanes = [Lane(learning(seed, engine), None) for seed, engine in enumerate(engines_of_runs, 1)]
+    streams = [FakeStream(f"lane {number}") for number in range(len(lanes))]
+    active = list(zip(lanes, streams, strict=True))
+    while active:
+        for lane, stream in list(active):
+            gpu.current = stream
+            if not lane.advance():
+                active.remove((lane, stream))
+    gpu.current = gpu.default
+    return [lane.outcome for lane in lanes]
+
+
+def test_one_engine_may_serve_several_runs_at_once(gpu: SimpleNamespace) -> None:
+    shared = Engine("captured", records=True)
+    together = taking_turns([shared, shared, shared], gpu)
+    used = {recording.plays_on.name: recording.stream.name for recording in gpu.made}
+    assert used == {f"lane {number}": f"lane {number}" for number in range(3)}  # no two share a stream, and so no workspace
+    alone = [taking_turns([EAGER] * number, gpu)[-1] for number in (1, 2, 3)]
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+    assert not torch.equal(alone[0], alone[1])
+
+
+def test_a_run_alone_records_beside_the_default_stream(gpu: SimpleNamespace) -> None:
+    list(learning(1, Engine("captured", records=True)))
+    assert {recording.plays_on.name for recording in gpu.made} == {"default"}
+    assert len(gpu.made) > 1
+    assert len({recording.stream.name for recording in gpu.made}) == 1
+    assert gpu.made[0].stream.name.startswith("side")
+
+
+def test_a_recording_plays_on_no_other_stream(gpu: SimpleNamespace) -> None:
+    repeated = Engine("captured", records=True).repeated(lambda x: x + 1, CPU)
+    for _ in range(PLAIN + 2):
+        repeated(torch.zeros(1))
+    gpu.current = FakeStream("of another run")
+    with pytest.raises(RuntimeError, match="only on the stream where it was made"):
+        repeated(torch.zeros(1))

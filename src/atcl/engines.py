@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +31,6 @@ class Engine:
     records: bool = False
     say: Say = print
     failures: list[str] = field(default_factory=list)  # of compiling
-    streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)  # to record on, one for a run: its parts take turns
 
     @property
     def about(self) -> str:
@@ -48,16 +48,11 @@ class Engine:
 
     def whole(self, step: Step, rng: Generator) -> Step:
         """Return the step, which draws from `rng`, as this engine runs it."""
-        return recorded(step, rng, self._stream(rng.device)) if self.records else step
+        return recorded(step, rng) if self.records else step
 
     def repeated(self, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
         """Return a function that draws nothing, and is called with tensors of the same shapes again and again, as this engine runs it."""
-        return replayed(function, self._stream(device)) if self.records else function
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self.streams:
-            self.streams[device] = own_stream(device)
-        return self.streams[device]
+        return replayed(function, device) if self.records else function
 
 
 EAGER = Engine()
@@ -122,8 +117,9 @@ def room_to_compile(runs: int) -> Iterator[None]:
         torch._dynamo.config.recompile_limit = before
 
 
-def recorded(step: Step, rng: Generator, stream: torch.cuda.Stream) -> Step:
+def recorded(step: Step, rng: Generator) -> Step:
     """Return a step that is replayed from a CUDA graph, one for each kind of batch, after it was run a few times as it is written."""
+    stream = cache(lambda: recording_stream(rng.device))
     plays: Counter[tuple[int, int, bool]] = Counter()
     recordings: dict[tuple[int, int, bool], Recording] = {}
 
@@ -135,13 +131,13 @@ def recorded(step: Step, rng: Generator, stream: torch.cuda.Stream) -> Step:
         if kind not in recordings:
             for old in [other for other in recordings if other[1:] != kind[1:]]:  # of an epoch that is over
                 del recordings[old]
-            recordings[kind] = Recording(lambda index: step(index, steps, remember), (index,), stream, rng)
+            recordings[kind] = Recording(lambda index: step(index, steps, remember), (index,), stream(), rng)
         return recordings[kind].play(index)
 
     return run
 
 
-def replayed(function: Callable[..., Tensor], stream: torch.cuda.Stream) -> Callable[..., Tensor]:
+def replayed(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return a function that is replayed from a CUDA graph after it was run a few times as it is written; its answer lasts until the next call."""
     plays, recording = 0, None
 
@@ -150,7 +146,7 @@ def replayed(function: Callable[..., Tensor], stream: torch.cuda.Stream) -> Call
         plays += 1
         if plays <= PLAIN:
             return function(*given)
-        recording = recording or Recording(function, given, stream)
+        recording = recording or Recording(function, given, recording_stream(device))
         return recording.play(*given)
 
     return run
@@ -161,21 +157,33 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that the caller works on, or a new one where that is the default stream, on which nothing can be recorded.
+
+    Libraries keep a workspace for each stream, and its address goes into the recording. Two recordings of one stream may therefore never play at the
+    same time. They cannot: a recording plays only on the stream that its maker works on, and what is played on one stream plays in turn.
+    """
+    current = torch.cuda.current_stream(device)
+    return own_stream(device) if current == torch.cuda.default_stream(device) else current
+
+
 class Recording:
     """A function in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
 
     def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: Generator | None = None) -> None:
         self.given = tuple(tensor.clone() for tensor in given)
+        self.plays_on = torch.cuda.current_stream(stream.device)
         self.graph = torch.cuda.CUDAGraph()
         if rng is not None:
             self.graph.register_generator_state(rng)
-        # libraries keep a workspace for each stream, and its address goes into the recording: what runs at once records on streams of its own
         # others may use the GPU meanwhile: only what this thread does is recorded
         with torch.cuda.device(stream.device), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.answer = function(*self.given)
 
     def play(self, *given: Tensor) -> Tensor:
-        """Carry the function out for other tensors of the same shapes."""
+        """Carry the function out for other tensors of the same shapes, on the stream where the recording was made."""
+        if torch.cuda.current_stream(self.plays_on.device) != self.plays_on:
+            raise RuntimeError("a recording plays only on the stream where it was made: another run may be using its workspace")
         for own, other in zip(self.given, given, strict=True):
             own.copy_(other)
         self.graph.replay()

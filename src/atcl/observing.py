@@ -259,7 +259,7 @@ class Noting(Engine):
         parameters = {name: parameter for name, parameter in learner.model.named_parameters() if name in {*layers[0], *layers[1]}}
         note = lambda: layer_norms({name: parameter.grad for name, parameter in parameters.items()}, layers)  # noqa: E731
         totals = torch.zeros(3, device=learner.memory.device)
-        return Noting(inner.name, inner.compiles, inner.records, inner.say, inner.failures, inner.streams, inner, totals, note)
+        return Noting(inner.name, inner.compiles, inner.records, inner.say, inner.failures, inner, totals, note)
 
     def whole(self, step: Step, rng: Generator) -> Step:
         def noting(index: Tensor, steps: int, remember: bool) -> Tensor:

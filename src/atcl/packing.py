@@ -13,7 +13,7 @@ from atcl.errors import AtclError
 from atcl.seeds import OwnRandom
 
 T = TypeVar("T")
-LANES = 16  # PyTorch has 32 streams of a priority, and each lane takes one to run on and one to record on
+LANES = 16  # PyTorch hands out 32 streams of a priority in turn, and two lanes may not get the same
 Task = Generator[None, None, T]  # pauses after each piece of work, and returns what came out
 
 

@@ -110,7 +110,7 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
     )  # fmt: skip
     used = {stream for one in streams.values() for _, stream in one}
     assert len(streams) == len(used) == 3
-    assert all(sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values())  # each run both, and on one stream alone
+    assert all(sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values())  # each run both, on the stream that it works on
     assert not {torch.cuda.Stream().cuda_stream for _ in range(64)} & used  # those that evaluations record on
 
 
