@@ -10,6 +10,7 @@ from atcl.batches import Augmentation
 from atcl.errors import AtclError, pick
 from atcl.labels import Biased, Complementary, FromFile, Given, LabelSource, Ordinary, RandomSets
 from atcl.losses import PAPER, names_of
+from atcl.models import Derived, Initial, Official
 from atcl.objectives import MinMax, Trades, loss_of
 from atcl.precisions import Precision
 from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
@@ -38,6 +39,8 @@ class Recipe:
     """channels, height and width of the images; pictures of your own are brought to it"""
     transition: Literal["declared", "estimated"] = "declared"
     """what FORWARD is corrected by: the matrix that the labels declare (none: the uniform one), or one estimated from the data first"""
+    initial: Initial = Derived()
+    """how the first weights are drawn; Official: those that the paper's code draws from the same seed"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.holdout < 1:
@@ -108,8 +111,7 @@ def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = No
 
 def warmup(task: Task, loss: str = "log") -> Recipe:
     """Warm-up Attack alone: natural epochs, then epsilon and step size rise along a cosine."""
-    # Paper: gives no learning rate for these rows; ours is that of the main method.
-    return _recipe(task, replace(_warm(task), objective=MinMax(loss)))
+    return _recipe(task, _warm(task, loss))
 
 
 def pla(task: Task, loss: str = "log") -> Recipe:
@@ -117,12 +119,12 @@ def pla(task: Task, loss: str = "log") -> Recipe:
     # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
     strength = CosineRise(1.0, over=0, after=task.opening)
     supervision = PseudoLabels(first=task.remember_from, last=task.opening)
-    return _recipe(task, replace(_falling(task, _warm(task)), objective=MinMax(loss), strength=strength, supervision=supervision))
+    return _recipe(task, replace(_falling(task, _warm(task, loss)), strength=strength, supervision=supervision))
 
 
 def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
     """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
-    return _recipe(task, replace(_falling(task, _warm(task)), objective=MinMax(loss), grow=grow), labels=labels)
+    return _recipe(task, replace(_falling(task, _warm(task, loss)), grow=grow), labels=labels)
 
 
 def warmup_pla_fixed(task: Task) -> Recipe:
@@ -136,12 +138,13 @@ def watched_by_all_rules(task: Task, method: Method) -> Recipe:
     return replace(method(task), holdout=0.1, selection="test_pgd20")
 
 
-def pseudo_labels(task: Task, scheduling: int) -> Recipe:
-    """Ten epochs of the method without a natural opening, to watch the pseudo-labels form."""
+def pseudo_labels(task: Task, scheduling: int, gamma_falls: bool = True) -> Recipe:
+    """Ten epochs of the method without a natural opening, to watch the pseudo-labels form; or of warm-up alone, where gamma stays at 1."""
     quick = replace(task, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
     stage = _falling(quick, _warm(quick))
     # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
-    return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1)))
+    gamma = stage.gamma if gamma_falls else Constant(1.0)
+    return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1), gamma=gamma))
 
 
 def trades(task: Task) -> Recipe:
@@ -170,11 +173,15 @@ def trades_pla(task: Task) -> Recipe:
 
 def _recipe(task: Task, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
     """Return a recipe of these stages, with the task's labels unless said otherwise."""
-    return Recipe(task.dataset, labels or task.labels, task.model, stages, task.threat, task.selection, task.holdout, task.shape)
+    return Recipe(
+        task.dataset, labels or task.labels, task.model, stages, task.threat, task.selection, task.holdout, task.shape, initial=task.initial
+    )
 
 
-def _warm(task: Task) -> Stage:
-    return replace(task.stage(opening=task.opening), strength=CosineRise(1.0, over=task.scheduling, after=task.opening))
+def _warm(task: Task, loss: str = "log") -> Stage:
+    # Paper: "previous setups", which have a learning rate for each loss.
+    stage = task.stage(task.direct_lr.get(loss), opening=task.opening)
+    return replace(stage, objective=MinMax(loss), strength=CosineRise(1.0, over=task.scheduling, after=task.opening))
 
 
 def _falling(task: Task, stage: Stage) -> Stage:
@@ -218,13 +225,15 @@ METHODS: dict[str, Method] = {
     "two-stage-rules": partial(watched_by_all_rules, method=two_stage),
     "pseudo-labels-slow": partial(pseudo_labels, scheduling=50),
     "pseudo-labels-rapid": partial(pseudo_labels, scheduling=10),
+    "pseudo-labels-slow-warmup": partial(pseudo_labels, scheduling=50, gamma_falls=False),
+    "pseudo-labels-rapid-warmup": partial(pseudo_labels, scheduling=10, gamma_falls=False),
 }
 
 
 def on_own_data(wanted: Recipe) -> Recipe:
     """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
     own = TASKS[OWN]
-    return replace(wanted, dataset=OWN, labels=own.labels, selection=own.selection, holdout=own.holdout)
+    return replace(wanted, dataset=OWN, labels=own.labels, selection=own.selection, holdout=own.holdout, initial=own.initial)
 
 
 def _offered(wanted: Recipe) -> bool:
@@ -236,11 +245,17 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     f"{name}/{method}": partial(build, task) for name, task in TASKS.items() for method, build in METHODS.items() if _offered(build(task))
 }
 
+
+def with_derived_weights(wanted: Recipe) -> Recipe:
+    """Return a recipe as it was before those of the paper's datasets drew the official weights: results of both kinds are told apart by it."""
+    return replace(wanted, initial=Derived())
+
+
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Stage, Budget, Precision, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
-        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased, FromFile, Given,
+        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased, FromFile, Given, Derived, Official,
     )
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from atcl.heldout import check_invertible
 from atcl.labels import Given, weaken
 from atcl.packing import together
 from atcl.precisions import Precision
-from atcl.recipes import Recipe, recipe
+from atcl.recipes import Recipe, recipe, with_derived_weights
 from atcl.runs import Build, Problem, Run, folder_of, name_of
 from atcl.seeds import derive, forked_rng
 from atcl.settings import digest
@@ -143,7 +143,7 @@ def _running(order: Order, way: Way, number: int) -> Generator[None, None, Run]:
         if wanted.holdout and problem.held is None:
             problem = problem.held_out(wanted.holdout, derive(seed, "holdout"))
     if build is not None:
-        wanted = replace(wanted, model=getattr(build, "__name__", OWN))
+        wanted = with_derived_weights(replace(wanted, model=getattr(build, "__name__", OWN)))  # whoever builds a model knows how it starts
     if problem.test is None and "test" in wanted.needs:
         raise AtclError(
             "this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last, or to a rule on held-out labels"
@@ -195,7 +195,7 @@ def problem_of(wanted: Recipe, seed: int, data_dir: Path | None = None) -> Probl
 
 def _on_own_data(wanted: Recipe, problem: Problem) -> Recipe:
     channels, height, width = problem.train.x.shape[1:]
-    return replace(wanted, dataset=OWN, labels=Given(), shape=(channels, height, width))
+    return with_derived_weights(replace(wanted, dataset=OWN, labels=Given(), shape=(channels, height, width)))
 
 
 def _probe(run: Run, problem: Problem, build: Build | None) -> None:

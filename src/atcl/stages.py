@@ -202,8 +202,7 @@ def _looking(wanted: Recipe, problem: Problem, snapshot: Snapshot, engine: Engin
 def _fresh(run: Run, number: int, data: WeakData, build: Build | None) -> Learner:
     """Return a learner with new weights, which follow from the run's seed and leave the global random state alone."""
     with forked_rng():
-        torch.manual_seed(derive(run.seed, "model", number))
-        model = run.fresh_model(build)
+        model = run.recipe.initial(lambda: run.fresh_model(build), run.seed, number)
     return Learner(model, data, run.recipe.stages[number])
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from atcl.attacks import Budget, Threat
 from atcl.batches import Augmentation
 from atcl.labels import Complementary, Given, LabelSource
+from atcl.models import Derived, Initial, Official
 from atcl.precisions import Precision
 from atcl.schedules import Constant, Schedule, StepDecay
 from atcl.training import Adam, Sgd, Stage
@@ -40,6 +41,7 @@ class Task:
     holdout: float = 0.0
     shape: tuple[int, int, int] = (3, 32, 32)
     labels: LabelSource = Complementary()
+    initial: Initial = Derived()
 
     def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
         """Return full-strength adversarial training on the candidates, after `opening` epochs."""
@@ -59,13 +61,14 @@ _MNIST = Task(
     budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
     natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28), precision=Precision("bf16", "tf32"),
     direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
+    initial=Official(loader_draws=1),
 )  # fmt: skip
 
 _CIFAR10 = Task(
     dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
     budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
     natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
-    precision=Precision("bf16", "bf16"),
+    precision=Precision("bf16", "bf16"), initial=Official(loader_draws=0),
 )  # fmt: skip
 
 _DIGITS = Task(
@@ -78,9 +81,11 @@ TASKS: dict[str, Task] = {
     "digits": _DIGITS,
     "mnist": _MNIST,
     "kuzushiji": replace(_MNIST, dataset="kuzushiji"),
-    "fashion": replace(_MNIST, dataset="fashion"),  # not in the paper; MNIST's settings
+    "fashion": replace(_MNIST, dataset="fashion", initial=Derived()),  # not in the paper; MNIST's settings
     "cifar10": _CIFAR10,
-    "cifar100": replace(_CIFAR10, dataset="cifar100"),  # not in the paper; CIFAR-10's settings
+    "cifar100": replace(_CIFAR10, dataset="cifar100", initial=Derived()),  # not in the paper; CIFAR-10's settings
     "svhn": replace(_CIFAR10, dataset="svhn"),
-    OWN: replace(_CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1),  # CIFAR-10's settings, and no truth
+    OWN: replace(
+        _CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1, initial=Derived()
+    ),  # CIFAR-10's settings, and no truth
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atcl.recipes import recipe
+from atcl.recipes import RECIPES, recipe
 
 SLOW = [0.0003, 0.0012, 0.0027, 0.0047, 0.0073, 0.0105, 0.0143, 0.0186, 0.0234, 0.0286]
 SLOW_SHARE = [0.10, 0.39, 0.89, 1.57, 2.45, 3.51, 4.76, 6.18, 7.78, 9.55]
@@ -42,9 +42,21 @@ def test_learning_rate_of_the_colour_sets(dataset: str) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "kuzushiji"])
-def test_learning_rates_of_the_direct_rows(dataset: str) -> None:
+def test_each_loss_keeps_its_learning_rate_whatever_is_added_to_it(dataset: str) -> None:
     rates = {"forward": 0.1, "free": 0.001, "nn": 0.01, "scl-nl": 0.1, "scl-exp": 0.05, "exp": 0.01, "log": 0.01}
     for loss, lr in rates.items():
         (stage,) = recipe(f"{dataset}/direct-{loss}").stages
         assert stage.lr(1) == lr
         assert stage.objective.loss == loss.replace("-", "_")
+        behind = "" if loss == "log" else f"-{loss}"
+        for method in ("warmup", "pla", "warmup-pla") if loss in ("scl-nl", "scl-exp", "exp", "log") else ("warmup",):
+            (stage,) = recipe(f"{dataset}/{method}{behind}").stages
+            assert {stage.lr(epoch) for epoch in range(1, 101)} == {lr}
+            assert stage.objective.loss == loss.replace("-", "_")
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "svhn"])
+def test_all_losses_share_one_learning_rate_on_the_colour_sets(dataset: str) -> None:
+    rows = [name for name in RECIPES if name.startswith((f"{dataset}/direct-", f"{dataset}/warmup", f"{dataset}/pla")) and not name.endswith("-adam")]
+    assert len(rows) > 15
+    assert {recipe(name).stages[0].lr(10) for name in rows} == {0.01}

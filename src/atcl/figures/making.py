@@ -16,6 +16,7 @@ from atcl.figures.plan import Drawing, Need, Panel, Setting, curve_of
 from atcl.figures.records import Recorded
 from atcl.losses import PAPER
 from atcl.observing import INSTANCES, probe, seed_of
+from atcl.recipes import with_derived_weights
 from atcl.running import problem_of, train
 from atcl.runs import Problem, open_run
 from atcl.seeds import generator
@@ -83,11 +84,12 @@ def _make_images(
     headings = ("natural", "oracle", *(loss.upper() for loss in PAPER), "PLA")
     for panel in panels:
         recipe, seed = panel.curves[0].source.recipe(setting.tasks[panel.dataset]), setting.seeds[0]
-        found = [one.folder for one in runs if (one.recipe, one.seed) == (recipe, seed) and (one.folder / "model.safetensors").exists()]
+        like = (with_derived_weights(recipe), seed)  # however its weights were drawn: one run is shown, and no mean
+        found = [one for one in runs if (with_derived_weights(one.recipe), one.seed) == like and (one.folder / "model.safetensors").exists()]
         if not found:
             lacking.add((recipe, seed))
             continue
-        run = open_run(found[0])
+        run = open_run(found[0].folder)
         made, numbers = _attacked(run.model(), problem_of(recipe, seed, data_dir), recipe.stages[0].budget, seed_of(run, 0), panel.title)
         grid += made
         rows += [(recipe.dataset, *line) for line in numbers]

@@ -10,7 +10,7 @@ from atcl.attacks import Budget
 from atcl.errors import AtclError
 from atcl.figures.records import Mean, Points, Recorded, mean_of
 from atcl.figures.style import STYLES, Style
-from atcl.recipes import METHODS, Recipe
+from atcl.recipes import METHODS, Recipe, with_derived_weights
 from atcl.runs import folder_of
 from atcl.settings import overridden
 from atcl.tasks import TASKS, Task
@@ -157,14 +157,21 @@ def curve_of(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Record
     recipe = curve.source.recipe(setting.tasks[panel.dataset])
     if curve.planned:
         return mean_of([curve.planned(recipe)]), []
+    made, before = (_points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe)))
+    found, lacking = made if len(made[0]) >= len(before[0]) else before  # as the ledger does: never both in one curve
+    return (mean_of(found) if found else None), [(recipe, seed) for seed in lacking]
+
+
+def _points(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe) -> tuple[list[Points], list[int]]:
+    """Return what each seed recorded, and the seeds that recorded nothing."""
     found, lacking = [], []
     for seed in setting.seeds[: panel.seeds]:
         points = max((one.points(curve.key, curve.part) for one in runs if (one.recipe, one.seed) == (recipe, seed)), key=len, default={})
         if points:
             found.append({epoch: value * curve.scale for epoch, value in points.items()})
         else:
-            lacking.append((recipe, seed))
-    return (mean_of(found) if found else None), lacking
+            lacking.append(seed)
+    return found, lacking
 
 
 @cache

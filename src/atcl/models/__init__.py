@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
+from atcl.models.initial import Derived, Initial, Official
 from atcl.models.layers import Normalize
 from atcl.models.residual import ResNet, preact_resnet18, resnet18, wide_resnet32_10
 from atcl.models.small import MLP, SmallCNN, TinyCNN
@@ -19,4 +20,4 @@ MODELS: dict[str, Builder] = {
     "mlp": MLP,
 }
 
-__all__ = ["MLP", "MODELS", "Builder", "Normalize", "ResNet", "SmallCNN", "TinyCNN", "preact_resnet18", "resnet18"]
+__all__ = ["MLP", "MODELS", "Builder", "Derived", "Initial", "Normalize", "Official", "ResNet", "SmallCNN", "TinyCNN", "preact_resnet18", "resnet18"]

@@ -24,11 +24,17 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Sequential(
             *(nn.Linear(64 * prod(left), 200), nn.ReLU(), nn.Dropout(0.5), nn.Linear(200, 200), nn.ReLU(), last),
         )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Change what the layers drew for themselves: Kaiming's weights for the convolutions, and zero for the last layer."""
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        last = self.classifier[-1]
+        assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
 
