@@ -110,6 +110,6 @@ def test_the_flag_logs_also_a_run_that_is_finished(tmp_path: Path) -> None:
 
 def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *SMALL]) == 1
+    assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *SMALL]) == 2
     assert "pip install 'atcl[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

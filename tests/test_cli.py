@@ -69,7 +69,7 @@ def test_several_seeds_each_in_a_folder_of_its_own(tmp_path: Path, capsys: pytes
 def test_engines_that_cannot_be_had_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     for name, said in (("captured", "records CUDA graphs, and the device is cpu"), ("rapid", "unknown engine 'rapid'")):
-        assert main(["train", "--device", "cpu", "--engine", name, "--out", str(out), *SMALL]) == 1
+        assert main(["train", "--device", "cpu", "--engine", name, "--out", str(out), *SMALL]) == 2
         assert said in capsys.readouterr().err
         assert not out.exists()
 
@@ -157,7 +157,7 @@ def test_a_mistake_gives_one_clear_line(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 1
+    assert main(words) == 2
     printed, said = capsys.readouterr()
     assert not printed
     assert message in said
@@ -181,7 +181,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "page.md").write_text("no markers")
-    assert main(["reproduce", "digits", "--results", str(tmp_path), "--write", str(tmp_path / "page.md")]) == 1
+    assert main(["reproduce", "digits", "--results", str(tmp_path), "--write", str(tmp_path / "page.md")]) == 2
     assert "no place for the table" in capsys.readouterr().err
 
 
@@ -190,7 +190,7 @@ def test_a_result_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     for job in jobs_of(experiment, tmp_path):
         job.path.parent.mkdir(parents=True)
         job.path.write_text("{}")
-    assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 1
+    assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 2
     assert "is not the result of a run: remove it" in capsys.readouterr().err
 
 
@@ -204,7 +204,7 @@ def test_a_full_disk_gives_one_line_and_the_same_command_goes_on(tmp_path: Path)
     words = ["train", "--out", str(tmp_path / "run"), *SMALL]
     limited = atcl(*words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)))
     _, said = limited.communicate(timeout=120)
-    assert limited.returncode == 1
+    assert limited.returncode == 2
     assert said.startswith("atcl: cannot write to ")
     assert "File too large" in said
     assert len(said.splitlines()) == 1

@@ -206,7 +206,7 @@ def test_what_has_no_run_yet_says_so_and_prints_the_command(tmp_path: Path, caps
     assert "warmup: no run yet" in printed
     assert "atcl train kuzushiji/warmup-pla-k --seed 3" in printed
     assert not (tmp_path / "figures").exists()
-    assert main(["figure", "warmpu", *words]) == 1
+    assert main(["figure", "warmpu", *words]) == 2
     assert "did you mean 'warmup'" in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_a_legend_says_of_how_many_seeds_its_curves_are(lacking: tuple[int, ...]
 @pytest.mark.parametrize(("option", "name"), [("--out", "file"), ("--runs", "file"), ("--results", "file"), ("--results", "nowhere")])
 def test_what_is_no_folder_is_refused_in_one_line(option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["figure", "warmup", option, str(tmp_path / name)]) == 1
+    assert main(["figure", "warmup", option, str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path / name) in line
     assert option in line

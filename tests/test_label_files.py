@@ -228,5 +228,5 @@ def test_a_scalar_in_a_pickle_is_a_number_and_nothing_else(tmp_path: Path) -> No
     scalar = np.int64(3).__reduce__()[0]
     for kind, content in ((np.dtype("O"), b"12345678"), (np.dtype("S3"), b"abc"), (np.dtype([("a", "O")]), b"12345678")):
         release(tmp_path / "a.pkl", cl_labels=[[Hostile((scalar, (kind, content)))]])
-        with pytest.raises(AtclError, match="it asks for a scalar of"):
+        with pytest.raises(AtclError, match=r"it asks for numpy\.dtype"):
             readers.climage_labels(tmp_path / "a.pkl", ("cl_labels",))

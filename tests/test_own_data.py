@@ -84,7 +84,7 @@ def test_evaluate_on_pictures_whose_class_is_known(folder: Path, run: Path, caps
     assert main(words) == 0
     assert "PGD20" in capsys.readouterr().out
     assert atcl.open_run(run).result["metrics"] == {}  # numbers of other pictures are not the run's
-    assert main(["evaluate", str(run)]) == 1
+    assert main(["evaluate", str(run)]) == 2
     assert "--images FOLDER --labels FILE.csv" in capsys.readouterr().err
 
 
@@ -109,7 +109,7 @@ def test_pictures_that_cannot_be_read_are_all_named_and_nothing_is_written(folde
         (folder / name).write_bytes(b"not a picture")
     out = folder / "none.csv"
     words = [str(folder / name) for name in ("broken-1.png", "test/000.png", "broken-2.png")]
-    assert main(["predict", str(run), *words, "--out", str(out)]) == 1
+    assert main(["predict", str(run), *words, "--out", str(out)]) == 2
     said = capsys.readouterr().err
     assert "2 of 3 pictures cannot be read; nothing was predicted" in said
     assert "broken-1.png" in said
@@ -163,7 +163,7 @@ def test_mistakes_give_one_line(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 1
+    assert main(words) == 2
     said = capsys.readouterr().err
     assert message in said
     assert len(said.strip().splitlines()) == 1

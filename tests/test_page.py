@@ -516,7 +516,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path, capsys: pytest.
         ([run, "--device", "abacus"], "unknown device 'abacus'"),
     ):
         before = sorted(tmp_path.rglob("*"))
-        assert main(["report", *words]) == 1
+        assert main(["report", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line
         assert sorted(tmp_path.rglob("*")) == before

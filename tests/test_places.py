@@ -483,7 +483,7 @@ def test_a_mistake_is_told_before_anything_is_queued(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["reproduce", "table1", *words]) == 1
+    assert main(["reproduce", "table1", *words]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert len(said.splitlines()) == 1
@@ -503,7 +503,7 @@ def test_another_service_at_the_address_of_ray_gives_one_line_at_once(before: st
         teller = threading.Thread(target=answer, args=(server,), daemon=True)
         teller.start()
         address = f"{before}127.0.0.1:{server.getsockname()[1]}"
-        assert main(["reproduce", "digits", "--results", str(tmp_path), "--on", "ray", "--ray.address", address]) == 1
+        assert main(["reproduce", "digits", "--results", str(tmp_path), "--on", "ray", "--ray.address", address]) == 2
         teller.join(10)
     said = capfd.readouterr().err
     assert said.startswith(f"atcl: no Ray cluster at {address}: what answers there is not Ray")
@@ -515,7 +515,7 @@ def test_a_missing_extra_is_named_with_its_command(
     name: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    assert main(["reproduce", "digits", "--on", name]) == 1
+    assert main(["reproduce", "digits", "--on", name]) == 2
     assert capsys.readouterr().err.endswith(f"pip install 'atcl[{name}]'\n")
 
 

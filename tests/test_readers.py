@@ -237,6 +237,8 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
         {"X": np.zeros((32, 32, 3, 2), np.float64), "y": np.zeros((2, 1))},
         {"X": np.zeros((2, 32, 32, 3), np.uint8), "y": np.zeros((2, 1))},
         {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.zeros((3, 1))},
+        {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[{"a": 1}], [2]], dtype=object)},
+        {"X": np.array([[np.zeros((32, 32, 3, 2), np.uint8)]], dtype=object), "y": np.zeros((2, 1))},
         None,
     ],
 )

@@ -200,7 +200,7 @@ def test_a_mistake_is_told_before_anything_runs(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "table1", *words]) == 1
+    assert main(["reproduce", "table1", *words]) == 2
     said = capsys.readouterr().err
     assert message in said
     assert len(said.splitlines()) == 1
@@ -211,11 +211,11 @@ def test_a_mistake_is_told_before_anything_runs(
 def test_a_place_that_cannot_be_written_is_told_before_anything_runs(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     words = {"--results": str(tmp_path / "results"), "--runs": str(tmp_path / "runs"), option: str(tmp_path / "file")}
-    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 1
+    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 2
     assert f"give {option} " in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
     words[option] = str(tmp_path / "file" / "inside")
-    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 1
+    assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 2
     assert f"give {option} " in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ from atcl.settings import option_names, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user's gives one line on standard error and exit code 1."""
+    """Run a command; a mistake of the user's gives one line on standard error and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.run(console, unknown)
     except AtclError as error:
         print(f"atcl: {error}", file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print("atcl: stopped; the same command goes on where it was", file=sys.stderr)
         return 130

@@ -1,8 +1,6 @@
 """Readers of the datasets' official files: each returns plain arrays, executes nothing, and refuses what is not whole in one line."""
 
 import gzip
-import io
-import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from atcl import pickles
 from atcl.errors import AtclError
 
 Array = np.ndarray[Any, Any]
@@ -37,38 +36,13 @@ def idx(path: Path) -> Array:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape.astype(int)).copy()
 
 
-class _Arrays(pickle.Unpickler):
-    """An unpickler that can make arrays and plain values, and nothing else."""
-
-    allowed = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "scalar" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return _scalar
-        if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _scalar(kind: Any, content: bytes) -> Any:
-    """Make one number in the place of NumPy's own function, which makes objects too."""
-    if np.dtype(kind).kind not in "biuf":
-        raise pickle.UnpicklingError(f"it asks for a scalar of {kind}")
-    return np.frombuffer(content, kind, count=1)[0]
-
-
 def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
     """Read images (n, 32, 32, 3) and labels from a pickle of CIFAR, inside its archive or unpacked."""
     content = _member(path, member)
     try:
-        found = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        found = pickles.load(content)
         x, y = np.asarray(found[b"data"]), np.asarray(found[labels.encode()])
-    except Exception as error:  # a hostile or damaged pickle can raise anything
+    except Exception as error:  # what lies there can be anything
         raise AtclError(f"{path} ({member}) is not a batch of CIFAR: {error}") from None
     if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
         raise AtclError(f"{path} ({member}) is not a batch of CIFAR: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
@@ -78,7 +52,7 @@ def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
 def climage(path: Path) -> tuple[Array, Array]:
     """Read images (n, H, W, 3) and true labels from a release of CLImage or ACLImage, which has its own order."""
     # CLImage: images of 32x32x3 or 64x64x3 under "images"; an early release of CLCIFAR: rows of CIFAR, 3x32x32 flat, under "data"
-    x, y = (_part(path, names) for names in (("images", "data"), ("ord_labels",)))
+    x, y = _parts(path, ("images", "data"), ("ord_labels",))
     try:
         images, true = np.stack([np.asarray(image) for image in x]), np.asarray(y).reshape(-1)
     except Exception as error:  # what lies there can be anything
@@ -92,18 +66,22 @@ def climage(path: Path) -> tuple[Array, Array]:
 
 def climage_labels(path: Path, names: Sequence[str]) -> Any:
     """Read the complementary labels of a release of CLImage or ACLImage, one list for each image; the true ones are not handed on."""
-    return _part(path, names)
+    (labels,) = _parts(path, names)
+    return labels
 
 
-def _part(path: Path, names: Sequence[str]) -> Any:
-    """Return what a release holds under the first of the names that it has."""
+def _parts(path: Path, *wanted: Sequence[str]) -> list[Any]:
+    """Return what a release holds under the first of the names that it has, for each sequence of names."""
     try:
-        found = _Arrays(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        return next(found[name] for name in names if name in found)
-    except StopIteration:
-        raise AtclError(f"{path} is not a release of CLImage: it has no {names[0]}") from None
-    except Exception as error:  # a hostile or damaged pickle can raise anything
+        with path.open("rb") as stream:
+            found = pickles.load(stream.read(pickles.SIZE + 1))
+        held = [[found[name] for name in names if name in found] for names in wanted]
+    except Exception as error:  # what lies there can be anything
         raise AtclError(f"{path} is not a release of CLImage: {error}") from None
+    lacking = [names[0] for names, values in zip(wanted, held, strict=True) if not values]
+    if lacking:
+        raise AtclError(f"{path} is not a release of CLImage: it has no {lacking[0]}")
+    return [values[0] for values in held]
 
 
 def svhn(path: Path) -> tuple[Array, Array]:
@@ -142,10 +120,11 @@ def _member(path: Path, member: str) -> bytes:
     """Return a file from an archive, or from the folder that the archive was unpacked to; nothing is ever extracted to the disk."""
     try:
         if path.is_dir():
-            return (path / member).read_bytes()
+            with (path / member).open("rb") as stream:
+                return stream.read(pickles.SIZE + 1)
         with tarfile.open(path, "r:gz") as archive:
             found = archive.extractfile(f"{path.name.removesuffix('.tar.gz').replace('cifar-10-python', 'cifar-10-batches-py')}/{member}")
             assert found is not None
-            return found.read()
+            return found.read(pickles.SIZE + 1)  # a small archive may unpack to anything
     except (OSError, EOFError, KeyError, AssertionError, tarfile.TarError, zlib.error) as error:
         raise AtclError(f"{path} has no whole {member} in it: {error}") from None
