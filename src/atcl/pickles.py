@@ -5,9 +5,11 @@ protocols 0 to 5); all else is refused. What is rebuilt is never larger than a f
 """
 
 import codecs
+import gc
 import io
 import pickletools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ from atcl.pickled_arrays import FUNCTIONS, Blank, Function, Kind, filled, fillin
 # of NumPy in protocol 2, it has 235 MiB, 4 million operations and 600,000 lists and tuples.
 SIZE = 384 * 2**20
 OPERATIONS = 5_000_000
-CONTAINERS = 610_000
+CONTAINERS, FOR_EACH = 380_000, 1024  # so many lists, tuples and dicts, and one more for each of so many bytes
 DEPTH = 16
 UNFOLDED = 8  # bytes for each byte of the file, where a part counts as often as it is referred to
 
@@ -28,19 +30,32 @@ def load(content: bytes) -> Any:
     """Return what a pickle holds, text of Python 2 as bytes; a ValueError of one line says what is refused."""
     if len(content) > SIZE:
         refuse(f"it is larger than {SIZE:,} bytes")
-    stream, walk = io.BytesIO(content), _Walk(budget=UNFOLDED * len(content) + 2**20)
-    for _ in range(OPERATIONS):
-        # Not pickletools.genops: its reader of protocol 0's byte strings takes ASCII alone.
-        operation = _OPERATIONS.get(stream.read(1))
-        if operation is None:
-            refuse("it ends before its pickle does" if stream.tell() >= len(content) else f"byte {stream.tell() - 1} is no operation of a pickle")
-        argument = operation.read(stream) if operation.read else None
-        if operation.name == "STOP":
-            return walk.result()
-        if operation.step is None:
-            refuse(f"it has the operation {operation.name}")
-        operation.step(walk, argument)
+    stream, walk = io.BytesIO(content), _Walk(UNFOLDED * len(content) + 2**20, CONTAINERS + len(content) // FOR_EACH)
+    with _no_garbage_collection():
+        for _ in range(OPERATIONS):
+            # Not pickletools.genops: its reader of protocol 0's byte strings takes ASCII alone.
+            operation = _OPERATIONS.get(stream.read(1))
+            if operation is None:
+                refuse("it ends before its pickle does" if stream.tell() >= len(content) else f"byte {stream.tell() - 1} is no operation of a pickle")
+            argument = operation.read(stream) if operation.read else None
+            if operation.name == "STOP":
+                return walk.result()
+            if operation.step is None:
+                refuse(f"it has the operation {operation.name}")
+            operation.step(walk, argument)
     return refuse(f"it has more than {OPERATIONS:,} operations")
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Leave out the search for cycles, two thirds of the time where there are many lists: no value here can lie in itself."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -57,13 +72,15 @@ class _Container:
 class _Walk:
     """The stack and the memo of a pickle."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, most: int) -> None:
         self.budget = budget  # of bytes, unfolded
         self.spent = 0  # bytes made from text
+        self.most = most  # lists, tuples and dicts
         self.containers = 0
         self.stack: list[Any] = []
         self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []  # by place, not a dict: a file of nothing but places would fill that with a hundred bytes for each
+        self.kept = 0
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -119,8 +136,8 @@ class _Walk:
 
     def hold(self, container: _Container) -> None:
         self.containers += 1
-        if self.containers > CONTAINERS:
-            refuse(f"it has more than {CONTAINERS:,} lists, tuples and dicts")
+        if self.containers > self.most:
+            refuse(f"it has more than {self.most:,} lists, tuples and dicts, too many for its size")
         self.push(container)
 
     def make_tuple(self, items: Sequence[Any]) -> None:
@@ -185,10 +202,23 @@ class _Walk:
         else:
             refuse("it sets a state (BUILD) where there is none to set")
 
+    def keep(self, place: int | None) -> None:
+        """Note the top value at a place of the memo, by default the next one."""
+        place, value = self.kept if place is None else place, self.top()
+        if not 0 <= place < OPERATIONS:
+            refuse(f"it notes a value at place {place}")
+        self.memo += [_NOTHING] * (place + 1 - len(self.memo))
+        self.kept += self.memo[place] is _NOTHING
+        self.memo[place] = value
+
     def recall(self, place: int) -> None:
-        if place not in self.memo:
+        value = self.memo[place] if 0 <= place < len(self.memo) else _NOTHING
+        if value is _NOTHING:
             refuse("it refers to a value that is not there")
-        self.push(self.memo[place])
+        self.push(value)
+
+
+_NOTHING = object()
 
 
 def _tuple(found: Any) -> tuple[Any, ...]:
@@ -256,8 +286,8 @@ _STEPS: dict[str, Callable[[_Walk, Any], None]] = {
     "STACK_GLOBAL": lambda walk, _: walk.name(*walk.popped(2)),
     "REDUCE": lambda walk, _: walk.call(),
     "BUILD": lambda walk, _: walk.build(),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda walk, place: walk.memo.update({place: walk.top()})),
-    "MEMOIZE": lambda walk, _: walk.memo.update({len(walk.memo): walk.top()}),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Walk.keep),
+    "MEMOIZE": _Walk.keep,
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Walk.recall),
 }
 
