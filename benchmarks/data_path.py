@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 import torch
 import tyro
 
-from atcl.batches import WeakData, rule_out, shuffled
-from atcl.engines import Engine, Step
-from atcl.environment import environment, resolve
+from atcl.core.device import environment, resolve
+from atcl.data.weak import WeakData, rule_out, shuffled
+from atcl.engine.engines import Engine, Step
 from atcl.models import MODELS
-from atcl.recipes import recipe
-from atcl.schedules import Constant
-from atcl.training import Learner, fit
+from atcl.recipes.catalogue import recipe
+from atcl.training.learner import Learner
+from atcl.training.loop import fit
+from atcl.training.schedules import Constant
 
 
 @dataclass(frozen=True)

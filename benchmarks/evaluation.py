@@ -18,14 +18,15 @@ from pyautoattack import AutoAttack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import Threat, pgd
-from atcl.books import Book
-from atcl.data import DATASETS
-from atcl.environment import environment, resolve
-from atcl.evaluation import ATTACKS
+from atcl.attacks.pgd import pgd
+from atcl.attacks.threat import Threat
+from atcl.core.device import environment, resolve
+from atcl.datasets.sources import DATASETS
+from atcl.evaluation.attacks import ATTACKS
+from atcl.evaluation.cache import Book
+from atcl.evaluation.evaluate import measure, withstood
 from atcl.models import MODELS
-from atcl.runs import open_run
-from atcl.verdicts import measure, withstood
+from atcl.runs.run import open_run
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.analysis import direction_variance, first_and_last, image_gradients
-from atcl.environment import hardware, resolve
+from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients
+from atcl.core.device import hardware, resolve
+from atcl.core.seeds import generator
 from atcl.losses import Targets
 from atcl.models import SmallCNN
-from atcl.objectives import MinMax
-from atcl.seeds import generator
+from atcl.training.objectives import MinMax
 
 OBJECTIVE = MinMax("log")
 

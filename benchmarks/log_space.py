@@ -10,11 +10,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
 from atcl.losses import LOSSES, Targets
-from atcl.objectives import MinMax
-from atcl.recipes import Recipe, recipe
-from atcl.running import train
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.schema import Recipe
+from atcl.runs.start import train
+from atcl.training.objectives import MinMax
 
 
 def softmax_then_log(logits: Tensor, targets: Targets) -> Tensor:

@@ -17,14 +17,18 @@ from pathlib import Path
 import torch
 import tyro
 
-from atcl.engines import engine_of, room_to_compile
-from atcl.environment import environment, resolve
-from atcl.observing import OBSERVATIONS, Sight, Values, onlooking, planned
-from atcl.recipes import Recipe, recipe
-from atcl.running import passes, problem_of
-from atcl.runs import Problem, Run
-from atcl.seeds import forked_rng
-from atcl.training import Learner, Snapshot, fitting
+from atcl.analysis.observers import OBSERVATIONS, Sight, Values, onlooking, planned
+from atcl.core.device import environment, resolve
+from atcl.core.seeds import forked_rng
+from atcl.engine.engines import engine_of, room_to_compile
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.costs import passes
+from atcl.recipes.schema import Recipe
+from atcl.runs.problem import Problem
+from atcl.runs.run import Run
+from atcl.runs.start import problem_of
+from atcl.training.learner import Learner
+from atcl.training.loop import Snapshot, fitting
 
 SETTLED = 3  # epochs after which one counts
 

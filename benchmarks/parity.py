@@ -15,15 +15,17 @@ from typing import Any
 import torch
 import tyro
 
-from atcl.environment import environment, resolve
-from atcl.experiments import MEASURED
-from atcl.files import read_json, write_json
-from atcl.precisions import Precision
-from atcl.recipes import Recipe, recipe
-from atcl.running import train_together
-from atcl.schedules import CosineRise, LinearFall
-from atcl.settings import digest
-from atcl.supervision import PseudoLabels
+from atcl.core.device import environment, resolve
+from atcl.core.files import read_json, write_json
+from atcl.core.precisions import Precision
+from atcl.core.settings import digest
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.schema import Recipe
+from atcl.reproduce.experiments import MEASURED
+from atcl.runs.spec import Execution, RunSpec
+from atcl.runs.start import train_together
+from atcl.training.schedules import CosineRise, LinearFall
+from atcl.training.supervision import PseudoLabels
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,8 @@ def trained(short: Recipe, options: Options, device: torch.device) -> dict[str, 
     """Train a model for each seed, and return what is kept of them."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        runs = train_together(
-            short, seeds=options.seeds, outs=[Path(folder, str(seed)) for seed in options.seeds], device=options.device,
-            data_dir=options.data_dir, engine=options.engine,
-        )  # fmt: skip
+        specs = [RunSpec.of(short, seed=seed, out=Path(folder, str(seed))) for seed in options.seeds]
+        runs = train_together(specs, Execution(options.device, options.data_dir, options.engine))
         found = {name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs} for name in MEASURED}
         first = runs[0].result
     told = {"accuracies": found, "engine": first["engine"], "digest": first["digest"], "seconds": time.perf_counter() - began}

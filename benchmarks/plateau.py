@@ -17,14 +17,16 @@ import tyro
 from log_space import by_loss
 from torch import nn
 
-from atcl.data import DATASETS
-from atcl.environment import environment, resolve
-from atcl.files import write_json
+from atcl.core.device import environment, resolve
+from atcl.core.files import write_json
+from atcl.core.precisions import Precision
+from atcl.datasets.sources import DATASETS
 from atcl.models import MODELS
-from atcl.precisions import Precision
-from atcl.recipes import Recipe, recipe
-from atcl.running import Order, Way, train_all
-from atcl.stages import Watcher
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.schema import Recipe
+from atcl.runs.spec import Execution, RunSpec
+from atcl.runs.start import train_together
+from atcl.runs.watcher import Watcher
 
 AWAY = 5.0  # points of natural accuracy above that of the best constant answer, from which on answers are no longer constant
 
@@ -119,12 +121,12 @@ def main(options: Options) -> None:
             write_json(options.out, {**told, "runs": {name: note.epochs for name, note in notes.items()}})
 
     with tempfile.TemporaryDirectory() as folder:
-        orders = []
+        specs = []
         for seed in options.seeds:
             for name, variant in changed.items():
                 notes[f"{name}:{seed}"] = note = Noting(constant, write)
-                orders.append(Order(variant, options.recipe, seed, Path(folder, f"{name}-{seed}"), note))
-        train_all(orders, Way(device, options.data_dir))
+                specs.append(RunSpec(variant, options.recipe, seed, Path(folder, f"{name}-{seed}")))
+        train_together(specs, Execution(options.device, options.data_dir), list(notes.values()))
     print(f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s")
     for name, note in notes.items():
         last = note.epochs[-1]

@@ -19,14 +19,16 @@ import torch
 import tyro
 from torch.nn import functional as F
 
-from atcl.batches import WeakData, rule_out
-from atcl.environment import environment, resolve
-from atcl.journal import Record
-from atcl.recipes import Recipe, recipe
-from atcl.running import train_together
-from atcl.runs import Problem
-from atcl.schedules import CosineRise
-from atcl.truth import Split, Truth
+from atcl.core.device import environment, resolve
+from atcl.core.journal import Record
+from atcl.data.weak import WeakData, rule_out
+from atcl.datasets.truth import Split, Truth
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.schema import Recipe
+from atcl.runs.problem import Problem
+from atcl.runs.spec import Execution, RunSpec
+from atcl.runs.start import train_together
+from atcl.training.schedules import CosineRise
 
 SIZES = {
     "digits": (1437, 360),
@@ -94,10 +96,8 @@ def main(options: Options) -> None:
     problem = data_like(wanted)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        outs = [Path(folder, str(seed)) for seed in options.seeds]
-        runs = train_together(
-            short, seeds=options.seeds, name=options.recipe, outs=outs, device=options.device, problem=problem, engine=options.engine
-        )
+        specs = [RunSpec.of(short, name=options.recipe, seed=seed, out=Path(folder, str(seed)), problem=problem) for seed in options.seeds]
+        runs = train_together(specs, Execution(device=options.device, engine=options.engine))
         whole = time.perf_counter() - began
         spent = sum(record["seconds"] for record in runs[0].journal)
         training, phases = reckoned(runs[0].journal, wanted)

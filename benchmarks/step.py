@@ -18,16 +18,19 @@ import tyro
 from official import Official
 from torch.utils.flop_counter import FlopCounterMode
 
-from atcl.batches import WeakData, as_float, rule_out
-from atcl.engines import engine_of
-from atcl.environment import environment, resolve
+from atcl.core.device import environment, resolve
+from atcl.core.precisions import Precision
+from atcl.data.images import as_float
+from atcl.data.weak import WeakData, rule_out
+from atcl.engine.engines import engine_of
+from atcl.engine.interleaving import together
 from atcl.models import MODELS
-from atcl.packing import together
-from atcl.precisions import Precision
-from atcl.recipes import recipe
-from atcl.schedules import Constant
-from atcl.supervision import PseudoLabels
-from atcl.training import Learner, Stage, fitting
+from atcl.recipes.catalogue import recipe
+from atcl.training.learner import Learner
+from atcl.training.loop import fitting
+from atcl.training.schedules import Constant
+from atcl.training.stage import Stage
+from atcl.training.supervision import PseudoLabels
 
 
 @dataclass(frozen=True)

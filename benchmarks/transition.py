@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.batches import WeakData, as_float
-from atcl.data import digits
-from atcl.labels import Biased, Complementary, Drawn, weaken
+from atcl.core.seeds import derive
+from atcl.data.images import as_float
+from atcl.data.weak import WeakData
+from atcl.datasets.labels import Biased, Complementary, Drawn, weaken
+from atcl.datasets.sources import digits
 from atcl.losses import uniform_transition
 from atcl.models.small import TinyCNN
-from atcl.objectives import MinMax
-from atcl.seeds import derive
-from atcl.training import Learner, fit
-from atcl.transitions import NATURAL, estimated_transition
+from atcl.training.learner import Learner
+from atcl.training.loop import fit
+from atcl.training.objectives import MinMax
+from atcl.training.transitions import NATURAL, estimated_transition
 
 SOURCES: dict[str, Drawn] = {"uniform": Complementary(), "weak": Biased("weak"), "strong": Biased("strong")}
 

@@ -6,24 +6,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from atcl.analysis import (
-    attack_qualities,
-    direction_variance,
-    first_and_last,
-    image_gradients,
-    layer_norms,
-    lowered_share,
-    paper_climbs,
-    pseudo_label_accuracy,
-    sign_cosine,
-    true_probability,
-)
-from atcl.attacks import Budget
-from atcl.errors import AtclError
-from atcl.evaluation import cross_entropy
+from atcl.analysis.attacks import attack_qualities, lowered_share, paper_climbs, sign_cosine, true_probability
+from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients, layer_norms
+from atcl.attacks.threat import Budget
+from atcl.core.errors import AtclError
+from atcl.evaluation.attacks import cross_entropy
+from atcl.evaluation.pseudo_labels import pseudo_label_accuracy
 from atcl.losses import LOSSES, PAPER, Targets
 from atcl.models import MODELS
-from atcl.objectives import MinMax, Objective, Trades
+from atcl.training.objectives import MinMax, Objective, Trades
 from tests import tiny
 
 OBJECTIVES: list[Objective] = [*(MinMax(name) for name in LOSSES), Trades("scl_nl", "clean", 0.7), Trades("log", "adv", 0.0)]

@@ -8,8 +8,10 @@ from PIL import Image
 from torch import Generator
 from torch.utils.data import Dataset, IterableDataset
 
-from atcl.batches import Augmentation, WeakData, as_float, from_torch_dataset, rule_out, shuffled
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
+from atcl.data.augment import Augmentation
+from atcl.data.images import as_float
+from atcl.data.weak import WeakData, from_torch_dataset, rule_out, shuffled
 
 
 def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:

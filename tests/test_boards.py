@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from atcl import boards, journal
-from atcl.cli import main
-from atcl.observing import FILE
-from atcl.running import train
-from atcl.runs import Run, open_run
-from atcl.stages import Watcher
+from atcl.analysis.observers import Observers
+from atcl.cli.entry import main
+from atcl.core import journal
+from atcl.loggers import tensorboard as boards
+from atcl.runs import layout
+from atcl.runs.layout import ANALYSIS
+from atcl.runs.run import Run, open_run
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.runs.watcher import Watcher
 from tests import tiny
 from tests.test_cli import SMALL
 
@@ -19,11 +23,13 @@ from tests.test_cli import SMALL
 def go(folder: Path, name: str = "digits/warmup-pla", watcher: Watcher | None = None, observe: tuple[str, ...] = ()) -> Run:
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
-    return train(recipe, out=folder, device="cpu", problem=problem, build=tiny.TinyNet, watcher=watcher, observe=observe, every=2)
+    return train(
+        recipe, out=folder, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=Execution(device="cpu", observing=Observers(observe, 2))
+    )
 
 
 def logged(run: Run) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run.folder / boards.FOLDER))
+    events = EventAccumulator(str(run.folder / layout.TENSORBOARD))
     events.Reload()
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
@@ -31,7 +37,7 @@ def logged(run: Run) -> dict[str, list[tuple[int, float]]]:
 def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
     """What the journal and the onlookers hold, by name, each at its epoch counted through all stages."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in [*run.journal, *journal.read(run.folder / FILE)]:
+    for record in [*run.journal, *journal.read(run.folder / ANALYSIS)]:
         step = sum(stage.epochs for stage in run.recipe.stages[: record["stage"]]) + record["epoch"]
         for name, value in boards.scalars(record).items():
             found.setdefault(name, []).append((step, value))
@@ -70,17 +76,17 @@ def test_a_resumed_run_repeats_no_step(tmp_path: Path) -> None:
     log.close(run)
     assert [step for step, _ in logged(run)["loss"]] == [1, 2, 3, 4, 5]
     assert logged(run) == close_to(expected(run))
-    assert len(list((run.folder / boards.FOLDER).iterdir())) == 1
+    assert len(list((run.folder / layout.TENSORBOARD).iterdir())) == 1
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> None:
     class Hears(Watcher):
         said: list[str]
 
-        def say(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             self.said.append(text)
 
-    (tmp_path / boards.FOLDER).write_text("a file in the way")
+    (tmp_path / layout.TENSORBOARD).write_text("a file in the way")
     hears = Hears()
     hears.said = []
     run = go(tmp_path, watcher=boards.Logged(hears))
@@ -102,7 +108,7 @@ def test_a_log_that_has_failed_stays_as_it_is(tmp_path: Path, monkeypatch: pytes
 
 def test_the_flag_logs_also_a_run_that_is_finished(tmp_path: Path) -> None:
     assert main(["train", "--out", str(tmp_path / "run"), "--no-report", *SMALL]) == 0
-    assert not (tmp_path / "run" / boards.FOLDER).exists()
+    assert not (tmp_path / "run" / layout.TENSORBOARD).exists()
     assert main(["train", "--out", str(tmp_path / "run"), "--no-report", "--tensorboard", *SMALL]) == 0
     run = open_run(tmp_path / "run")
     assert logged(run) == close_to(expected(run))

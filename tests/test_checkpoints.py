@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl import checkpoints, journal
-from atcl.errors import AtclError
-from atcl.files import sole_writer, write_whole
-from atcl.running import train
-from atcl.runs import Run
+from atcl.core import checkpoints, journal
+from atcl.core.errors import AtclError
+from atcl.core.files import sole_writer, write_whole
+from atcl.runs.run import Run
+from atcl.runs.start import train
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]
@@ -20,7 +20,7 @@ EPOCHS = RECIPE.stages[0].epochs
 
 
 def go(folder: Path) -> Run:
-    return train(RECIPE, seed=1, out=folder, device="cpu", problem=tiny.problem(RECIPE.labels), build=tiny.TinyNet)
+    return train(RECIPE, seed=1, out=folder, problem=tiny.problem(RECIPE.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypa
     recipe = replace(recipe, stages=tuple(replace(stage, epochs=1 + (stage.teacher == "none")) for stage in recipe.stages))
 
     def run(folder: Path) -> None:
-        train(recipe, seed=1, out=folder, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet)
+        train(recipe, seed=1, out=folder, problem=tiny.problem(recipe.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
 
     def outcome(folder: Path) -> tuple[list[journal.Record], bytes]:
         records = [{key: value for key, value in record.items() if key != "seconds"} for record in journal.read(folder / "journal.jsonl")]

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from atcl.cells import Cell
-from atcl.claims import CLAIMS, FAILS, HOLDS, OPEN, UNKNOWN, Pair, overall
-from atcl.errors import AtclError
-from atcl.experiments import EXPERIMENTS, narrowed
-from atcl.paper import PUBLISHED, Value
-from atcl.reports import grids
+from atcl.core.errors import AtclError
+from atcl.reproduce.cells import Cell
+from atcl.reproduce.claims import CLAIMS, FAILS, HOLDS, OPEN, UNKNOWN, Pair, overall
+from atcl.reproduce.experiments import EXPERIMENTS, narrowed
+from atcl.reproduce.published import PUBLISHED, Value
+from atcl.reproduce.tables import grids
 from tests.test_reports import put, three
 
 CLAIMED = EXPERIMENTS["claims"]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl.cli import main
-from atcl.commands import COMMANDS
-from atcl.experiments import EXPERIMENTS
-from atcl.ledger import jobs_of
-from atcl.listing import LISTED
-from atcl.settings import option_names, parse
+from atcl.cli.commands import COMMANDS
+from atcl.cli.entry import main
+from atcl.cli.list import LISTED
+from atcl.core.settings import option_names, parse
+from atcl.reproduce.experiments import EXPERIMENTS
+from atcl.reproduce.ledger import jobs_of
 
 SMALL = [
     *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),

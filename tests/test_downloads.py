@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atcl.data import SOURCES
-from atcl.downloads import Remote, download
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
+from atcl.datasets.downloads import Remote, download
+from atcl.datasets.sources import SOURCES
 
 # a client that hangs up leaves the server's socket to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")

@@ -12,22 +12,25 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from atcl import engines
-from atcl.attacks import NORMS, ascent
-from atcl.batches import as_float
-from atcl.engines import EAGER, ENGINES, PLAIN, Engine, Part, Recording, compiled, engine_of
-from atcl.errors import AtclError
-from atcl.forms import FUSED, STENCIL, TURNED, Halved
+from atcl.attacks.norms import NORMS
+from atcl.attacks.pgd import ascent
+from atcl.core.errors import AtclError
+from atcl.core.precisions import InBf16, Precision
+from atcl.data.images import as_float
+from atcl.engine import engines
+from atcl.engine.attack_model import Twin, _agrees, faithful_twin, takes_channels_last
+from atcl.engine.engines import EAGER, ENGINES, PLAIN, Engine, Part, Recording, compiled, engine_of
+from atcl.engine.fused_layers import FUSED, STENCIL, TURNED, Halved
+from atcl.engine.interleaving import Lane
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
-from atcl.objectives import Objective
-from atcl.packing import Lane
-from atcl.precisions import InBf16, Precision
-from atcl.recipes import Recipe
-from atcl.running import passes
-from atcl.supervision import PseudoLabels, blank_memory, guesses
-from atcl.training import Learner, Stage, descent, fit, fitting
-from atcl.twins import Twin, _agrees, faithful_twin, takes_channels_last
+from atcl.recipes.costs import passes
+from atcl.recipes.schema import Recipe
+from atcl.training.learner import Learner
+from atcl.training.loop import descent, fit, fitting
+from atcl.training.objectives import Objective
+from atcl.training.stage import Stage
+from atcl.training.supervision import PseudoLabels, blank_memory, guesses
 from tests import tiny
 
 CPU = torch.device("cpu")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from atcl.attacks import Threat
-from atcl.data import DATASETS, digits
-from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS
-from atcl.truth import Split, Truth
-from atcl.verdicts import measure
+from atcl.attacks.threat import Threat
+from atcl.core.errors import AtclError
+from atcl.datasets.sources import DATASETS, digits
+from atcl.datasets.truth import Split, Truth
+from atcl.evaluation.attacks import ATTACKS
+from atcl.evaluation.evaluate import measure
 from tests.tiny import TinyNet, split
 
 THREAT = Threat(0.1, 0.02)

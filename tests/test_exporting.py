@@ -13,10 +13,10 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from atcl.errors import AtclError
-from atcl.exporting import EXPORTS, Exported, export
+from atcl.core.errors import AtclError
 from atcl.models import MLP, MODELS, ResNet, SmallCNN, TinyCNN
 from atcl.models.residual import Block, PreActBlock
+from atcl.runs.export import EXPORTS, Exported, export
 
 NAMES = ("cat", "dog", "äpple", "a, b")
 SHAPE = (1, 16, 16)

@@ -13,18 +13,19 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from atcl.cli import main
-from atcl.commands import Train
-from atcl.figures import FIGURES
-from atcl.figures.canvas import Drawn, curve_rows, draw_curves
-from atcl.figures.making import make, train_small
-from atcl.figures.plan import DIGITS_SETTING, PAPER_SETTING, SMALL, Need, Setting, curve_of, needs
-from atcl.figures.records import Recorded, mean_of, recorded_in
-from atcl.figures.style import SERIES, STYLES
-from atcl.journal import packed
-from atcl.observing import FILE, OBSERVATIONS
-from atcl.recipes import recipe
-from atcl.settings import overridden, parse, to_data
+from atcl.analysis.observers import OBSERVATIONS
+from atcl.cli.commands import Train
+from atcl.cli.entry import main
+from atcl.core.journal import packed
+from atcl.core.settings import overridden, parse, to_data
+from atcl.recipes.catalogue import recipe
+from atcl.reproduce.figures.canvas import Drawn, curve_rows, draw_curves
+from atcl.reproduce.figures.catalogue import FIGURES
+from atcl.reproduce.figures.making import make, train_small
+from atcl.reproduce.figures.plan import DIGITS_SETTING, PAPER_SETTING, SMALL, Need, Setting, curve_of, needs
+from atcl.reproduce.figures.records import Recorded, mean_of, recorded_in
+from atcl.reproduce.figures.style import SERIES, STYLES
+from atcl.runs.layout import ANALYSIS
 
 CURVES = {name: drawing for name, drawing in FIGURES.items() if not drawing.images}
 NOTE = f"{DIGITS_SETTING.about}; mean and standard error over 3 seeds"
@@ -184,7 +185,7 @@ def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
     for folder in (one, two):
         folder.mkdir(parents=True)
         (folder / "journal.jsonl").write_bytes(packed([{"stage": 0, "epoch": 1, "loss": 0.5}]))
-    (one / FILE).write_bytes(packed([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
+    (one / ANALYSIS).write_bytes(packed([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
     told = {"recipe": to_data(recipe("digits/oracle")), "seed": 1}
     (one / "recipe.json").write_text(json.dumps(told))
     said: list[str] = []

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from atcl.errors import AtclError
-from atcl.folders import SHOWN, FolderData, read_folder
-from atcl.labelled import read_truth
-from atcl.truth import Split
+from atcl.core.errors import AtclError
+from atcl.data.image_folder import SHOWN, FolderData, read_folder
+from atcl.datasets.labelled_folder import read_truth
+from atcl.datasets.truth import Split
 
 SHAPE = (1, 8, 8)
 CLASSES = ("cat", "dog", "horse")

@@ -15,16 +15,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atcl import acceleration, recordings, verdicts
-from atcl.acceleration import Replayed
-from atcl.attacks import Threat
-from atcl.books import Book
-from atcl.data import digits
-from atcl.evaluation import ATTACKS, Attack
+from atcl.attacks.threat import Threat
+from atcl.datasets.sources import digits
+from atcl.engine import cuda_graphs as recordings
+from atcl.engine import replayed_model as acceleration
+from atcl.engine.attack_model import Twin, faithful_twin
+from atcl.engine.cuda_graphs import Recording, Tape, agrees, gradient_of, note
+from atcl.engine.replayed_model import Replayed
+from atcl.evaluation import evaluate as verdicts
+from atcl.evaluation.attacks import ATTACKS, Attack
+from atcl.evaluation.cache import Book
+from atcl.evaluation.evaluate import looks_at_half, measure, withstood
 from atcl.models import MODELS
-from atcl.recordings import Recording, Tape, agrees, gradient_of, note
-from atcl.twins import Twin, faithful_twin
-from atcl.verdicts import looks_at_half, measure, withstood
 
 THREAT = Threat(0.05, 0.01)
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from atcl import load
-from atcl.data import DATASETS
-from atcl.errors import AtclError
-from atcl.files import read_json, write_json
-from atcl.headline import LARGEST, SHELF, cards, keep
-from atcl.listing import LISTED
-from atcl.recipes import recipe, with_derived_weights
-from atcl.running import train
-from atcl.runs import Run
-from atcl.settings import digest, overridden
-from atcl.verdicts import evaluate
+from atcl.cli.list import LISTED
+from atcl.core.errors import AtclError
+from atcl.core.files import read_json, write_json
+from atcl.core.settings import digest, overridden
+from atcl.datasets.sources import DATASETS
+from atcl.evaluation.evaluate import evaluate
+from atcl.recipes.catalogue import recipe, with_derived_weights
+from atcl.runs.pretrained import LARGEST, SHELF, cards, keep
+from atcl.runs.run import Run
+from atcl.runs.start import train
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1"]
@@ -50,7 +50,7 @@ def test_the_digits_model_is_as_good_as_its_card_says() -> None:
 
 def test_an_installed_package_has_them() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["atcl"]
-    kept = [path.relative_to(SHELF.parent).as_posix() for path in SHELF.rglob("*") if path.is_file()]
+    kept = [path.relative_to(ROOT / "src/atcl").as_posix() for path in SHELF.rglob("*") if path.is_file()]
     assert kept
     assert all(any(fnmatch(path, pattern) for pattern in patterns) for path in kept)
     assert set(LISTED["weights"]) == set(cards())

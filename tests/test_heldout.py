@@ -9,14 +9,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import Threat
-from atcl.batches import WeakData, rule_out
-from atcl.errors import AtclError
-from atcl.heldout import accuracy, inside, judge, scel, unbiased, ure
-from atcl.labels import Complementary, LabelSource, Ordinary, RandomSets, weaken
-from atcl.running import train
-from atcl.selection import RULES, Best, Rule, chosen_epoch
-from atcl.verdicts import measure
+from atcl.attacks.threat import Threat
+from atcl.core.errors import AtclError
+from atcl.data.weak import WeakData, rule_out
+from atcl.datasets.labels import Complementary, LabelSource, Ordinary, RandomSets, weaken
+from atcl.evaluation.evaluate import measure
+from atcl.runs.start import train
+from atcl.training.selection import RULES, Best, Rule, chosen_epoch
+from atcl.training.weak_validation import accuracy, inside, judge, scel, unbiased, ure
 from tests import tiny
 
 CLASSES = 5
@@ -142,7 +142,7 @@ PLAIN = replace(tiny.RECIPES["digits/warmup-pla"], holdout=0.3)
 def test_every_rule_keeps_the_epoch_that_its_journal_shows_as_best(name: str, tmp_path: Path) -> None:
     rule = RULES[name]
     assert rule
-    run = train(replace(PLAIN, selection=name), out=tmp_path, device="cpu", problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet)
+    run = train(replace(PLAIN, selection=name), out=tmp_path, problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
     measured = {record["epoch"]: record[rule.key] for record in run.journal}
     competing = {epoch: value for epoch, value in measured.items() if rule.on == "test" or epoch >= 4}
     assert [PLAIN.stages[0].grown(epoch) for epoch in measured] == [False, False, False, True, True]
@@ -162,7 +162,7 @@ def test_a_teacher_can_be_chosen_without_truth(tmp_path: Path) -> None:
     wanted = replace(plain, stages=stages, holdout=0.3)
     assert wanted.needs == {"held"}
     assert not wanted.looks_at_test_truth
-    run = train(wanted, out=tmp_path, device="cpu", problem=tiny.problem(plain.labels), build=tiny.TinyNet)
+    run = train(wanted, out=tmp_path, problem=tiny.problem(plain.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
     assert run.result["selection"]["rule"] == "last"
 
 
@@ -192,7 +192,7 @@ def test_held_out_images_are_not_trained_on_and_follow_from_the_seed() -> None:
 )
 def test_a_holdout_that_cannot_be_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(AtclError, match=message):
-        train(replace(PLAIN, **changes), out=tmp_path / "run", device="cpu", problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet)  # type: ignore[arg-type]
+        train(replace(PLAIN, **changes), out=tmp_path / "run", problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from atcl.models import MODELS, Derived, Official
 from atcl.models.initial import redrawn
-from atcl.recipes import RECIPES, recipe, with_derived_weights
-from atcl.tasks import TASKS
+from atcl.recipes.catalogue import RECIPES, recipe, with_derived_weights
+from atcl.recipes.defaults import TASKS
 
 SHAPES = {"small_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from atcl import readers
-from atcl.data import RELEASES, Release
-from atcl.errors import AtclError
-from atcl.labels import FromFile, weaken
-from atcl.truth import Split, Truth
+from atcl.core.errors import AtclError
+from atcl.datasets import readers
+from atcl.datasets.labels import FromFile, weaken
+from atcl.datasets.sources import RELEASES, Release
+from atcl.datasets.truth import Split, Truth
 from tests.test_readers import COLOUR, LABELS, Hostile, cifar_bytes
 
 ROUNDS = [[0, 1, 1], [3, 3, 3], [2, 0, 4], [4, 1, 0]]  # of 4 images, 5 classes

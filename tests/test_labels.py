@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Generator
 
-from atcl.batches import WeakData, rule_out
-from atcl.errors import AtclError
-from atcl.labels import LABELS, Biased, Complementary, Drawn, FromFile, LabelSource, Ordinary, RandomSets, weaken
-from atcl.recipes import KINDS, recipe
-from atcl.settings import from_data, to_data
-from atcl.truth import Split, Truth
+from atcl.core.errors import AtclError
+from atcl.core.settings import from_data, to_data
+from atcl.data.weak import WeakData, rule_out
+from atcl.datasets.labels import LABELS, Biased, Complementary, Drawn, FromFile, LabelSource, Ordinary, RandomSets, weaken
+from atcl.datasets.truth import Split, Truth
+from atcl.recipes.catalogue import recipe
+from atcl.recipes.schema import KINDS
 from tests.tiny import split
 
 TRUE = torch.arange(10).repeat(3000)

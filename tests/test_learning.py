@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from atcl.recipes import METHODS
-from atcl.running import train
-from atcl.tasks import TASKS
+from atcl.recipes.defaults import TASKS
+from atcl.recipes.methods import METHODS
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
 
 QUICK = replace(
     TASKS["digits"], model="mlp", epochs=40, opening=14, scheduling=14, budget=replace(TASKS["digits"].budget, steps=4, step_size=0.06)
@@ -16,7 +17,7 @@ QUICK = replace(
 
 @pytest.mark.parametrize(("method", "at_least", "at_most"), [("warmup-pla", 35, 75), ("direct-log", 0, 20), ("oracle", 60, 100)])
 def test_robustness_appears_where_the_paper_says(method: str, at_least: float, at_most: float, tmp_path: Path) -> None:
-    run = train(METHODS[method](QUICK), seed=1, out=tmp_path, device="cpu")
+    run = train(METHODS[method](QUICK), seed=1, out=tmp_path, execution=Execution(device="cpu"))
     pgd20 = run.result["metrics"]["pgd20"]["accuracy"]
     assert at_least <= pgd20 <= at_most
     if method == "warmup-pla":

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, Threat, pgd
-from atcl.data import Dataset, digits
-from atcl.errors import AtclError
-from atcl.masking import CHECKS, Flag, beyond_chance, suspicions
+from atcl.attacks.norms import NORMS
+from atcl.attacks.pgd import pgd
+from atcl.attacks.threat import Threat
+from atcl.core.errors import AtclError
+from atcl.datasets.sources import Dataset, digits
+from atcl.evaluation.masking import CHECKS, Flag, beyond_chance, suspicions
+from atcl.evaluation.masking_evidence import GEOMETRIES, probe, square_attack
 from atcl.models import TinyCNN
-from atcl.probing import GEOMETRIES, probe, square_attack
 from tests.tiny import TinyNet, split
 
 THREATS = {"linf": Threat(0.15, 0.015), "l2": Threat(1.0, 0.1, "l2")}

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import atcl.training
-from atcl import checkpoints
-from atcl.labels import Ordinary
-from atcl.recipes import Recipe
-from atcl.running import train
-from atcl.runs import Problem
-from atcl.truth import Split, Truth
+from atcl.core import checkpoints
+from atcl.datasets.labels import Ordinary
+from atcl.datasets.truth import Split, Truth
+from atcl.recipes.schema import Recipe
+from atcl.runs.problem import Problem
+from atcl.runs.start import train
+from atcl.training import loop
 from tests import tiny
 
 BLIND = {name: recipe for name, recipe in tiny.RECIPES.items() if not isinstance(recipe.labels, Ordinary) and not recipe.looks_at_test_truth}
@@ -29,7 +29,7 @@ def permuted(problem: Problem) -> Problem:
 
 
 def last_weights(recipe: Recipe, problem: Problem, folder: Path) -> dict[str, Tensor]:
-    train(recipe, seed=2, out=folder, device="cpu", problem=problem, build=tiny.TinyNet)
+    train(recipe, seed=2, out=folder, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
     state = checkpoints.newest(folder / "checkpoints", pytest.fail)
     assert state is not None
     return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
@@ -59,7 +59,7 @@ def test_positive_control_a_leaky_guess_is_caught(tmp_path: Path, monkeypatch: p
     def weights(given: Problem, folder: Path) -> dict[str, Tensor]:
         assert given.truth is not None
         truth = given.truth.labels
-        monkeypatch.setattr(atcl.training, "guesses", lambda memory, candidates: truth[: len(memory)])
+        monkeypatch.setattr(loop, "guesses", lambda memory, candidates: truth[: len(memory)])
         return last_weights(recipe, given, folder)
 
     one = weights(problem, tmp_path / "one")

@@ -8,17 +8,21 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from atcl import journal
-from atcl.engines import EAGER, Engine, Step
-from atcl.errors import AtclError
-from atcl.lookback import look_back
-from atcl.observing import FILE, OBSERVATIONS, ON_GPU, SHARE, observed_epochs, planned
-from atcl.recipes import RECIPES, Recipe
-from atcl.running import train
-from atcl.runs import Problem, Run
-from atcl.schedules import Constant
-from atcl.stages import Watcher
-from atcl.training import Sgd
+from atcl.analysis.observe_checkpoints import look_back
+from atcl.analysis.observers import OBSERVATIONS, ON_GPU, SHARE, Observers, observed_epochs, planned
+from atcl.core import journal
+from atcl.core.errors import AtclError
+from atcl.engine.engines import EAGER, Engine, Step
+from atcl.recipes.catalogue import RECIPES
+from atcl.recipes.schema import Recipe
+from atcl.runs.layout import ANALYSIS
+from atcl.runs.problem import Problem
+from atcl.runs.run import Run
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.runs.watcher import Watcher
+from atcl.training.optimizers import Sgd
+from atcl.training.schedules import Constant
 from tests import tiny
 
 ALL = tuple(OBSERVATIONS)
@@ -27,7 +31,12 @@ WATCHED = ("digits/warmup-pla", "digits/two-stage", "digits/trades", "cifar10/or
 
 def go(folder: Path, recipe: Recipe, observe: tuple[str, ...], every: int | None = 1, watcher: Watcher | None = None) -> Run:
     return train(
-        recipe, out=folder, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=observe, every=every, watcher=watcher
+        recipe,
+        out=folder,
+        problem=tiny.problem(recipe.labels),
+        build=tiny.TinyNet,
+        watcher=watcher,
+        execution=Execution(device="cpu", observing=Observers(observe, every)),
     )
 
 
@@ -36,7 +45,7 @@ def told(run: Run) -> list[journal.Record]:
 
 
 def observed(run: Run) -> list[journal.Record]:
-    return journal.read(run.folder / FILE)
+    return journal.read(run.folder / ANALYSIS)
 
 
 @pytest.mark.parametrize("name", WATCHED)
@@ -46,7 +55,7 @@ def test_a_run_is_the_same_to_the_last_bit_with_and_without_onlookers(name: str,
     weights = [(run.folder / "model.safetensors").read_bytes() for run in (alone, watched)]
     assert weights[0] == weights[1]
     assert told(alone) == told(watched)
-    assert not (alone.folder / FILE).exists()
+    assert not (alone.folder / ANALYSIS).exists()
     records = observed(watched)
     assert [(one["stage"], one["epoch"]) for one in records] == [(one["stage"], one["epoch"]) for one in watched.journal]
     for one in records:
@@ -71,7 +80,7 @@ def test_a_run_that_was_stopped_records_what_it_would_have_recorded(tmp_path: Pa
     whole = go(tmp_path / "whole", recipe, ALL)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "stopped", recipe, ALL, watcher=Stop())
-    journal.append(tmp_path / "stopped" / FILE, {"stage": 0, "epoch": 3})  # of an epoch that no checkpoint holds
+    journal.append(tmp_path / "stopped" / ANALYSIS, {"stage": 0, "epoch": 3})  # of an epoch that no checkpoint holds
     assert observed(go(tmp_path / "stopped", recipe, ALL)) == observed(whole)
 
 
@@ -127,7 +136,7 @@ def test_what_so_short_a_run_cannot_afford_is_told(tmp_path: Path) -> None:
     said: list[str] = []
 
     class Listening(Watcher):
-        def say(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             said.append(text)
 
     run = go(tmp_path, tiny.RECIPES["digits/oracle"], ("attacks",), every=None, watcher=Listening())
@@ -174,7 +183,7 @@ def test_what_is_recorded_at_the_first_look_sees_later_epochs_as_they_are(name: 
 
     recipe, found = tiny.changing(tiny.RECIPES[name]), []
     for engine in (First(), EAGER):
-        monkeypatch.setattr("atcl.running.engine_of", lambda *names, engine=engine, **more: engine)
+        monkeypatch.setattr("atcl.runs.start.engine_of", lambda *names, engine=engine, **more: engine)
         found.append(observed(go(tmp_path / type(engine).__name__, recipe, ALL)))
     assert len(found[0]) == 8 * len(recipe.stages)
     assert found[0] == found[1]
@@ -195,5 +204,5 @@ def test_what_cannot_be_observed_is_refused_before_anything_is_written(
     recipe = tiny.RECIPES["digits/warmup-pla"]
     problem = replace(tiny.problem(recipe.labels), **missing)  # type: ignore[arg-type]
     with pytest.raises(AtclError, match=says):
-        train(recipe, out=tmp_path / "run", problem=problem, build=tiny.TinyNet, observe=observe, every=every)
+        train(recipe, out=tmp_path / "run", problem=problem, build=tiny.TinyNet, execution=Execution(observing=Observers(observe, every)))
     assert not (tmp_path / "run").exists()

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 import atcl
-from atcl.cli import main
-from atcl.data import digits
+from atcl.cli.entry import main
+from atcl.datasets.sources import digits
+from atcl.runs.spec import Execution
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 TRAIN, TEST = 500, 60
@@ -175,7 +176,9 @@ def test_from_python_arrays_choose_their_epoch_without_truth(tmp_path: Path) -> 
     (stage,) = plain.stages
     constant = atcl.replace(stage, epochs=2, strength=atcl.Constant(1.0), gamma=atcl.Constant(1.0))
     data = atcl.WeakData(torch.rand(40, 1, 5, 5), atcl.rule_out(40, 4, [row % 4 for row in range(40)]))
-    run = atcl.train(atcl.replace(plain, stages=(constant,), model="mlp"), problem=atcl.Problem(data), out=tmp_path / "run", device="cpu")
+    run = atcl.train(
+        atcl.replace(plain, stages=(constant,), model="mlp"), problem=atcl.Problem(data), out=tmp_path / "run", execution=Execution(device="cpu")
+    )
     assert run.result["held"]["robust"]["images"] == 4
     with pytest.raises(atcl.AtclError, match="data of your own: give them as `problem`"):
         atcl.train("own/warmup-pla", out=tmp_path / "none")

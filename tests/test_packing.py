@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from atcl.errors import AtclError
-from atcl.packing import LANES, together
-from atcl.running import Order, Way, train, train_all, train_together
-from atcl.stages import Watcher
-from atcl.training import Learner, fitting
+from atcl.core.errors import AtclError
+from atcl.engine.interleaving import LANES, together
+from atcl.runs.spec import RunSpec
+from atcl.runs.start import train, train_together
+from atcl.runs.watcher import Watcher
+from atcl.training.learner import Learner
+from atcl.training.loop import fitting
 from tests import tiny
 
 CPU = torch.device("cpu")
@@ -130,8 +132,9 @@ def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:
 
     problem, watchers = tiny.problem(RECIPE.labels), [Heard(), Heard()]
     outs = [tmp_path / "one", tmp_path / "two"]
-    runs = train_together(RECIPE, seeds=[4, 7], outs=outs, device="cpu", problem=problem, build=tiny.TinyNet, watchers=watchers)
-    alone = train(RECIPE, seed=7, out=tmp_path / "alone", device="cpu", problem=problem, build=tiny.TinyNet)
+    specs = [RunSpec.of(RECIPE, seed=seed, out=out, problem=problem, build=tiny.TinyNet) for seed, out in zip([4, 7], outs, strict=True)]
+    runs = train_together(specs, tiny.ON_CPU, watchers)
+    alone = train(RECIPE, seed=7, out=tmp_path / "alone", problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
     assert [run.seed for run in runs] == [4, 7]
     assert [watcher.epochs for watcher in watchers] == [[1, 2, 3, 4, 5]] * 2
     assert runs[1].result["model"] == alone.result["model"]
@@ -142,25 +145,28 @@ def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:
 def test_runs_of_different_recipes_are_those_that_they_would_be_alone(tmp_path: Path) -> None:
     names = ("digits/direct-log", "digits/direct-exp", "mnist/two-stage", "digits/warmup-pla")
     problem = tiny.problem(RECIPE.labels)
-    orders = [Order(tiny.RECIPES[name], name, 3, tmp_path / name) for name in names]
-    runs = train_all(orders, Way(CPU, problem=problem, build=tiny.TinyNet))
+    specs = [RunSpec(tiny.RECIPES[name], name, 3, tmp_path / name, problem, tiny.TinyNet) for name in names]
+    runs = train_together(specs, tiny.ON_CPU)
     for name, run in zip(names, runs, strict=True):
-        alone = train(tiny.RECIPES[name], name=name, seed=3, out=tmp_path / "alone" / name, device="cpu", problem=problem, build=tiny.TinyNet)
+        alone = train(
+            tiny.RECIPES[name], name=name, seed=3, out=tmp_path / "alone" / name, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU
+        )
         assert (run.name, run.result["model"]) == (alone.name, alone.result["model"])
         assert run.result["engine"]["together"] == len(names)
     assert len({run.result["model"]["sha256"] for run in runs}) == len(names)
 
 
 def test_the_one_of_several_recipes_that_fails_is_named(tmp_path: Path) -> None:
-    orders = [Order(tiny.RECIPES[name], name, 3, tmp_path / name) for name in ("digits/direct-log", "digits/oracle")]
+    problem, names = tiny.problem(RECIPE.labels), ("digits/direct-log", "digits/oracle")
+    specs = [RunSpec(tiny.RECIPES[name], name, 3, tmp_path / name, problem, tiny.TinyNet) for name in names]
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits/oracle").write_text("in the way")
     with pytest.raises(AtclError, match="digits/oracle, seed 3: cannot write"):
-        train_all(orders, Way(CPU, problem=tiny.problem(RECIPE.labels), build=tiny.TinyNet))
+        train_together(specs, tiny.ON_CPU)
 
 
 @pytest.mark.parametrize("seeds", [[], [1, 1], [1, -2]])
 def test_seeds_that_make_no_sense_are_refused(seeds: list[int], tmp_path: Path) -> None:
     with pytest.raises(AtclError, match="seed"):
-        train_together(RECIPE, seeds=seeds, outs=[tmp_path / str(number) for number in range(len(seeds))], device="cpu")
+        train_together([RunSpec.of(RECIPE, seed=seed, out=tmp_path / str(number)) for number, seed in enumerate(seeds)], tiny.ON_CPU)
     assert not list(tmp_path.iterdir())

@@ -13,27 +13,30 @@ from typing import Any
 import pytest
 import torch
 
-from atcl.attacks import Threat
-from atcl.cli import main
-from atcl.errors import AtclError
-from atcl.figures.style import SERIES, STYLES
-from atcl.files import read_json, write_json
-from atcl.labels import Complementary, FromFile, weaken
-from atcl.masking import CHECKS
-from atcl.page import report
-from atcl.page.curves import DARK, DASHES, PANELS, columns_of, contrast, drawn, on_dark
-from atcl.page.gathering import TITLES, Told, grouped, overrides, rerun
-from atcl.page.looking import Seen, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, see, side_for
-from atcl.page.markup import Markup, el, embedded
-from atcl.page.scenes import scenes
-from atcl.page.writing import IMAGES, LIMIT, ROOM
-from atcl.recipes import METHODS, RECIPES, recipe
-from atcl.running import train
-from atcl.runs import Problem, Run, open_run
-from atcl.schedules import CosineRise
-from atcl.settings import options, overridden, to_data
-from atcl.stages import Watcher
-from atcl.training import Sgd
+from atcl.analysis.observers import Observers
+from atcl.attacks.threat import Threat
+from atcl.cli.entry import main
+from atcl.core.errors import AtclError
+from atcl.core.files import read_json, write_json
+from atcl.core.settings import options, overridden, to_data
+from atcl.datasets.labels import Complementary, FromFile, weaken
+from atcl.evaluation.masking import CHECKS
+from atcl.recipes.catalogue import RECIPES, recipe
+from atcl.recipes.methods import METHODS
+from atcl.reports.curves import DARK, DASHES, PANELS, columns_of, contrast, drawn, on_dark
+from atcl.reports.gathering import TITLES, Told, grouped, overrides, rerun
+from atcl.reports.looking import Seen, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, see, side_for
+from atcl.reports.markup import Markup, el, embedded
+from atcl.reports.scenes import scenes
+from atcl.reports.writing import IMAGES, LIMIT, ROOM, report
+from atcl.reproduce.figures.style import SERIES, STYLES
+from atcl.runs.problem import Problem
+from atcl.runs.run import Run, open_run
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.runs.watcher import Watcher
+from atcl.training.optimizers import Sgd
+from atcl.training.schedules import CosineRise
 from tests import tiny
 from tests.test_cli import SMALL
 
@@ -43,7 +46,7 @@ NASTY = "</script><script>alert('&')</script>"
 def go(folder: Path, name: str = "digits/warmup-pla", seed: int = 1, **more: Any) -> Run:
     wanted = tiny.RECIPES[name]
     given = {"problem": tiny.problem(wanted.labels), "build": tiny.TinyNet, **more}
-    return train(wanted, name=name, seed=seed, out=folder, device="cpu", **given)
+    return train(wanted, name=name, seed=seed, out=folder, **{"execution": tiny.ON_CPU, **given})
 
 
 class Reader(HTMLParser):
@@ -174,7 +177,7 @@ def test_data_of_ones_own_are_told_apart_wherever_the_runs_lie_and_seeds_are_ave
     wanted = tiny.RECIPES["own/warmup-pla"]
     other = replace(own(wanted), train=weaken(tiny.split(seed=5), Complementary(), seed=3))
     runs = [
-        train(wanted, name="own/warmup-pla", seed=seed, out=tmp_path / folder, device="cpu", problem=problem, build=tiny.TinyNet)
+        train(wanted, name="own/warmup-pla", seed=seed, out=tmp_path / folder, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
         for folder, seed, problem in (("cats", 1, own(wanted)), ("dogs", 2, other), ("far/cats", 2, own(wanted)))
     ]
     groups = grouped(runs)
@@ -236,7 +239,7 @@ def test_a_path_with_an_apostrophe_is_quoted(tmp_path: Path) -> None:
 
 def test_a_setting_that_no_shell_would_read_costs_the_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = open_variant(tmp_path / "run", "digits/warmup-pla", "--stages.0.epochs", "3")
-    monkeypatch.setattr("atcl.page.gathering.options", lambda settings: [f"--labels.path it's {settings.stages[0].epochs}"])
+    monkeypatch.setattr("atcl.reports.gathering.options", lambda settings: [f"--labels.path it's {settings.stages[0].epochs}"])
     assert overrides(run) is None
 
 
@@ -275,7 +278,7 @@ def test_methods_have_the_colours_of_the_figures() -> None:
     for style in (*STYLES.values(), *SERIES):
         assert contrast(on_dark(style.colour), DARK) >= 3
         assert style.dash in DASHES
-    css = (Path(__file__).parents[1] / "src/atcl/page/page.css").read_text()
+    css = (Path(__file__).parents[1] / "src/atcl/reports/page.css").read_text()
     assert css.count(f"--ground: {DARK};") == 2
 
 
@@ -300,7 +303,7 @@ def test_a_run_that_is_not_finished_shows_its_curves_and_says_so(tmp_path: Path)
 def test_own_data_without_truth_leave_out_what_cannot_be_known(tmp_path: Path) -> None:
     wanted = tiny.RECIPES["own/warmup-pla"]
     problem = replace(tiny.problem(wanted.labels), truth=None, test=None)
-    run = train(wanted, name="own/warmup-pla", out=tmp_path / "run", device="cpu", problem=problem, build=tiny.TinyNet)
+    run = train(wanted, name="own/warmup-pla", out=tmp_path / "run", problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
     _, words = read(report(run))
     assert "there is no test set with true classes" in words
     assert "estimated from held-out complementary labels" in words
@@ -498,7 +501,7 @@ def test_a_page_that_fails_never_fails_a_training(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("atcl.page.command.page", fail)
+    monkeypatch.setattr("atcl.reports.command.page", fail)
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL]) == 0
     printed = capsys.readouterr().out
     assert len([line for line in printed.splitlines() if line.startswith("no page was written (")]) == 1
@@ -537,7 +540,7 @@ def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    monkeypatch.setattr("atcl.page.writing.look", full)
+    monkeypatch.setattr("atcl.reports.writing.look", full)
     said: list[str] = []
     _, words = read(report(finished(tmp_path / "run"), say=said.append))
     assert said == [f"{tmp_path / 'run'}: no images on the page: CUDA out of memory"]
@@ -545,7 +548,7 @@ def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypa
 
 
 def test_a_page_that_would_be_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atcl.page.writing.LIMIT", 1000)
+    monkeypatch.setattr("atcl.reports.writing.LIMIT", 1000)
     with pytest.raises(AtclError, match="name fewer runs"):
         report(finished(tmp_path / "run"), tmp_path / "page.html", gallery=False)
     assert not (tmp_path / "page.html").exists()
@@ -561,9 +564,9 @@ def test_a_test_set_of_another_kind_is_not_looked_at(tmp_path: Path) -> None:
 
 
 def test_every_panel_reads_a_number_that_runs_record(tmp_path: Path) -> None:
-    run = go(tmp_path / "a", observe=("gradients", "test"), every=1)
+    run = go(tmp_path / "a", execution=Execution(device="cpu", observing=Observers(("gradients", "test"), 1)))
     wanted = tiny.RECIPES["own/warmup-pla"]
-    held = train(wanted, name="own/warmup-pla", out=tmp_path / "b", device="cpu", problem=own(wanted), build=tiny.TinyNet)
+    held = train(wanted, name="own/warmup-pla", out=tmp_path / "b", problem=own(wanted), build=tiny.TinyNet, execution=tiny.ON_CPU)
     recorded = [Told.of(one).recorded for one in (run, held)]
     keys = {key for one in recorded for record in (*one.records, *one.observed) for key in record}
     assert {panel.key for panel in PANELS} <= keys

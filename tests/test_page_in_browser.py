@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from atcl.observing import FILE
-from atcl.page import report
-from atcl.page.writing import LIMIT
-from atcl.running import train
-from atcl.runs import Run
-from atcl.schedules import Constant
+from atcl.analysis.observers import Observers
+from atcl.reports.writing import LIMIT, report
+from atcl.runs.layout import ANALYSIS
+from atcl.runs.run import Run
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.training.schedules import Constant
 from tests import browser, tiny
 from tests.browser import Browser
 
@@ -30,7 +31,15 @@ def trained(folder: Path, name: str, seed: int) -> Run:
     if name == "digits/oracle":
         recipe = replace(recipe, stages=(replace(recipe.stages[0], epochs=30, lr=Constant(0.01)),))
     problem = replace(tiny.problem(recipe.labels), names=NASTY)
-    return train(recipe, name=name, seed=seed, out=folder, device="cpu", problem=problem, build=tiny.TinyNet, observe=("gradients", "test"), every=1)
+    return train(
+        recipe,
+        name=name,
+        seed=seed,
+        out=folder,
+        problem=problem,
+        build=tiny.TinyNet,
+        execution=Execution(device="cpu", observing=Observers(("gradients", "test"), 1)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +56,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def cut_short(run: Run) -> None:
     """Leave of a run what it would have left if stopped after its second epoch."""
-    for path in (run.folder / "journal.jsonl", run.folder / FILE):
+    for path in (run.folder / "journal.jsonl", run.folder / ANALYSIS):
         path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["epoch"] <= 2))
     (run.folder / "result.json").unlink()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from atcl.experiments import EXPERIMENTS, Experiment, narrowed, published_at
-from atcl.paper import ATTACKED, EPOCHS, PUBLISHED, VARIANTS, Asked, asked, card, published
-from atcl.recipes import RECIPES, recipe
+from atcl.recipes.catalogue import RECIPES, recipe
+from atcl.reproduce.experiments import EXPERIMENTS, Experiment, narrowed, published_at
+from atcl.reproduce.published import ATTACKED, EPOCHS, PUBLISHED, VARIANTS, Asked, asked, card, published
 
 FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "reference/paper.json").read_text())
 TABLES = {"table1": "exp_1", "ablation": "app_exp_d4", "mcl": "app_exp_mcl"}

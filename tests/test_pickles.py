@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atcl import pickles
-from atcl.cli import main
+from atcl.cli.entry import main
+from atcl.datasets import pickles
 
 PROTOCOLS = range(6)
 GRID = np.arange(24).reshape(2, 3, 4)

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from atcl.errors import AtclError
-from atcl.pictures import FORMATS, find_pictures, read_picture, read_pictures
+from atcl.core.errors import AtclError
+from atcl.data.picture_files import FORMATS, find_pictures, read_picture, read_pictures
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (8, 8), np.uint8)

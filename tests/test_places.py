@@ -28,19 +28,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from atcl.cli import main
-from atcl.console import Live, Together
-from atcl.errors import AtclError
-from atcl.files import is_held, read_json, sole_writer, write_json
-from atcl.journal import Record, append, read
-from atcl.ledger import Job
-from atcl.places import PLACES, Crew, Local, Place, Ray, Slurm, Terms, carry_out, crews, on_local, working
-from atcl.places.crews import RETRIES, spread, travelling
-from atcl.places.on_local import PACK, OneByOne, SideBySide, packed, train_packed
-from atcl.places.on_ray import fitting
-from atcl.places.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken
-from atcl.reproducing import Reproduce, fill, planned
-from atcl.settings import parse
+from atcl.cli.entry import main
+from atcl.core.errors import AtclError
+from atcl.core.files import is_held, read_json, sole_writer, write_json
+from atcl.core.journal import Record, append, read
+from atcl.core.settings import parse
+from atcl.loggers.progress import Live
+from atcl.reproduce.command import Reproduce, fill, planned
+from atcl.reproduce.launch import PLACES, crews, on_local, working
+from atcl.reproduce.launch.crews import RETRIES, Crew, Place, Terms, spread, travelling
+from atcl.reproduce.launch.on_local import PACK, Local, OneByOne, SideBySide, packed, train_packed
+from atcl.reproduce.launch.on_ray import Ray, fitting
+from atcl.reproduce.launch.on_slurm import Slurm
+from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken, carry_out
+from atcl.reproduce.ledger import Job
 from tests.test_reproducing import SCHEMA, SMALL, job
 
 TOKEN = secrets.token_hex(32)  # of Ray, which remembers the first that a process shows
@@ -147,7 +149,7 @@ def test_an_error_in_a_pack_lets_each_run_try_alone(error: Exception, tmp_path: 
     def failing(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(on_local, "train_all", failing)
+    monkeypatch.setattr(on_local, "train_together", failing)
     console = Console(file=said, width=400)
     spread(jobs, OneByOne(console, 2, packed(jobs)), Together(console, jobs))
     assert all(one.path.exists() for one in jobs)
@@ -284,7 +286,7 @@ def test_a_job_that_someone_cancels_ends_its_own_run_alone(tmp_path: Path) -> No
 @pytest.mark.usefixtures("_at_once")
 def test_what_others_say_is_printed_as_it_is(tmp_path: Path) -> None:
     assert "seed 1: [/data/x] is [red]; it goes on" in handed_out([job(tmp_path)], Scripted({1: [Died("[/data/x] is [red]"), Done(1.0)]}))
-    Live(Console(file=(said := io.StringIO()))).say("engine [/data/x]")
+    Live(Console(file=(said := io.StringIO()))).notify("engine [/data/x]")
     assert said.getvalue() == "engine [/data/x]\n"
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from atcl import readers
-from atcl.data import DATASETS, IDX, RELEASES, SOURCES, Dataset, Source
-from atcl.downloads import Remote
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
+from atcl.datasets import readers
+from atcl.datasets.downloads import Remote
+from atcl.datasets.sources import DATASETS, IDX, RELEASES, SOURCES, Dataset, Source
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (6, 28, 28), np.uint8)

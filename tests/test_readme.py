@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl.cli import main
-from atcl.experiments import EXPERIMENTS, narrowed
-from atcl.figures.catalogue import FIGURES
-from atcl.figures.plan import PAPER_SETTING, needs
-from atcl.files import read_json
-from atcl.ledger import jobs_of, result_path
+from atcl.cli.entry import main
+from atcl.core.files import read_json
+from atcl.core.settings import digest, from_data
 from atcl.losses import LOSSES
-from atcl.paper import Asked, card
-from atcl.recipes import KINDS, RECIPES, recipe, with_derived_weights
-from atcl.reports import places, rewritten
-from atcl.settings import digest, from_data
+from atcl.recipes.catalogue import RECIPES, recipe, with_derived_weights
+from atcl.recipes.schema import KINDS
+from atcl.reproduce.experiments import EXPERIMENTS, narrowed
+from atcl.reproduce.figures.catalogue import FIGURES
+from atcl.reproduce.figures.plan import PAPER_SETTING, needs
+from atcl.reproduce.ledger import jobs_of, result_path
+from atcl.reproduce.published import Asked, card
+from atcl.reproduce.tables import places, rewritten
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from atcl.cells import Cell, margin
-from atcl.cli import main
-from atcl.errors import AtclError
-from atcl.experiments import EXPERIMENTS, narrowed
-from atcl.files import read_json, write_json
-from atcl.journal import packed
-from atcl.ledger import UNOFFICIAL, result_path
-from atcl.paper import Value, asked
-from atcl.reports import FORMATS, check_place, grids, markdown, places, rewritten
-from atcl.settings import to_data
+from atcl.cli.entry import main
+from atcl.core.errors import AtclError
+from atcl.core.files import read_json, write_json
+from atcl.core.journal import packed
+from atcl.core.settings import to_data
+from atcl.reproduce.cells import Cell, margin
+from atcl.reproduce.experiments import EXPERIMENTS, narrowed
+from atcl.reproduce.ledger import UNOFFICIAL, result_path
+from atcl.reproduce.published import Value, asked
+from atcl.reproduce.tables import FORMATS, check_place, grids, markdown, places, rewritten
 
 TABLE = narrowed(EXPERIMENTS["table1"], ["kuzushiji"], ["warmup-pla", "direct-log"])
 

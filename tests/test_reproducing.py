@@ -13,18 +13,21 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-import atcl.places.working
-from atcl.cli import main
-from atcl.errors import AtclError
-from atcl.experiments import EXPERIMENTS, narrowed
-from atcl.files import read_json, write_json
-from atcl.ledger import Job, attacks_of, entries, jobs_of, store
-from atcl.paper import Asked
-from atcl.places import Local, Terms, carry_out
-from atcl.places.on_local import Attached
-from atcl.recipes import RECIPES, Recipe, recipe
-from atcl.reproducing import fill, planned
-from atcl.runs import Run
+from atcl.cli.entry import main
+from atcl.core.errors import AtclError
+from atcl.core.files import read_json, write_json
+from atcl.recipes.catalogue import RECIPES, recipe
+from atcl.recipes.schema import Recipe
+from atcl.reproduce import published
+from atcl.reproduce.command import fill, planned
+from atcl.reproduce.experiments import EXPERIMENTS, narrowed
+from atcl.reproduce.launch import working
+from atcl.reproduce.launch.crews import Terms
+from atcl.reproduce.launch.on_local import Attached, Local
+from atcl.reproduce.launch.working import carry_out
+from atcl.reproduce.ledger import Job, attacks_of, entries, jobs_of, store
+from atcl.reproduce.published import Asked
+from atcl.runs.run import Run
 
 SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
 SCHEMA = read_json(Path(__file__).parents[1] / "docs/result.schema.json")
@@ -94,7 +97,7 @@ def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, 
         store(run, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atcl.places.working, "store", stopping)
+        patch.setattr(working, "store", stopping)
         with pytest.raises(KeyboardInterrupt):
             here(jobs_of(experiment, tmp_path / "results", tmp_path / "runs"), quiet)
     left = [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
@@ -127,11 +130,11 @@ def test_a_run_does_not_outlive_the_command_that_started_it(monkeypatch: pytest.
 
 def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     one = job(tmp_path)
-    monkeypatch.setattr("atcl.paper.PUBLISHED", {"digits/here": {"pgd20": atcl.paper.Value(10.0, 0.5)}})
-    monkeypatch.setitem(atcl.paper.VARIANTS, "here", ("direct-log", SMALL))
+    monkeypatch.setattr(published, "PUBLISHED", {"digits/here": {"pgd20": published.Value(10.0, 0.5)}})
+    monkeypatch.setitem(published.VARIANTS, "here", ("direct-log", SMALL))
     carry_out(one)
+    assert read_json(one.path)["published"] == {"pgd20": {"mean": 10.0, "deviation": 0.5}}
     for path in (one.path, one.folder / "result.json"):
-        assert read_json(path)["published"] == {"pgd20": {"mean": 10.0, "deviation": 0.5}}
         jsonschema.validate(read_json(path), SCHEMA)
 
 

@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 import atcl
-from atcl import checkpoints, running
-from atcl.environment import resolve
-from atcl.errors import AtclError
-from atcl.labels import Biased, Complementary, weaken
-from atcl.recipes import Recipe
-from atcl.running import train
-from atcl.runs import Build, Problem, Run, folder_of, name_of, open_run
-from atcl.schedules import LinearFall, StepDecay
-from atcl.stages import Watcher
-from atcl.supervision import PseudoLabels
+from atcl.core import checkpoints
+from atcl.core.device import resolve
+from atcl.core.errors import AtclError
+from atcl.datasets.labels import Biased, Complementary, weaken
+from atcl.recipes.schema import Recipe
+from atcl.runs import start as running
+from atcl.runs.problem import Build, Problem
+from atcl.runs.run import Run, folder_of, name_of, open_run
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.runs.watcher import Watcher
+from atcl.training.schedules import LinearFall, StepDecay
+from atcl.training.supervision import PseudoLabels
 from tests import tiny
 
 RECIPE = tiny.RECIPES["digits/warmup-pla"]
@@ -28,7 +31,9 @@ PAPER = tiny.RECIPES["mnist/warmup-pla"]
 
 
 def go(folder: Path, recipe: Recipe = RECIPE, seed: int = 1, problem: Problem | None = None, watcher: Watcher | None = None) -> Run:
-    return train(recipe, seed=seed, out=folder, device="cpu", problem=problem or tiny.problem(recipe.labels), build=tiny.TinyNet, watcher=watcher)
+    return train(
+        recipe, seed=seed, out=folder, problem=problem or tiny.problem(recipe.labels), build=tiny.TinyNet, watcher=watcher, execution=tiny.ON_CPU
+    )
 
 
 def test_a_run_leaves_what_the_design_says(tmp_path: Path) -> None:
@@ -135,7 +140,7 @@ def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> N
 
 def test_evaluating_again_adds_to_the_result(tmp_path: Path) -> None:
     small = replace(atcl.recipe("digits/oracle"), model="mlp")
-    run = train(replace(small, stages=(replace(small.stages[0], epochs=1, batch_size=700),)), out=tmp_path, device="cpu")
+    run = train(replace(small, stages=(replace(small.stages[0], epochs=1, batch_size=700),)), out=tmp_path, execution=tiny.ON_CPU)
     first = run.result["metrics"]
     measured = open_run(tmp_path).evaluate(["cw30"], device="cpu", seed=3, batch_size=100)
     assert run.result["metrics"]["cw30"]["seed"] == 3
@@ -164,7 +169,7 @@ def test_evaluating_on_another_test_set_than_the_runs_is_refused(tmp_path: Path)
         np.savez(tmp_path / name / "mnist.npz", x_train=pixels, y_train=np.arange(20) % 10, x_test=pixels[:5], y_test=np.arange(5) + first)
     plain = atcl.recipe("mnist/oracle")
     small = replace(plain, model="mlp", stages=(replace(plain.stages[0], epochs=1),), shape=(1, 4, 4))
-    run = train(small, out=tmp_path / "run", device="cpu", data_dir=tmp_path / "one")
+    run = train(small, out=tmp_path / "run", execution=Execution(device="cpu", data_dir=tmp_path / "one"))
     assert run.evaluate(["natural"], device="cpu", data_dir=tmp_path / "one")["natural"].images == 5
     with pytest.raises(AtclError, match="not the one that the run was made with"):
         run.evaluate(["natural"], device="cpu", data_dir=tmp_path / "two")
@@ -174,7 +179,7 @@ def test_a_finished_run_and_a_cut_warm_up_are_told(tmp_path: Path) -> None:
     said: list[str] = []
 
     class Listening(Watcher):
-        def say(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             said.append(text)
 
     short = replace(RECIPE, stages=(replace(RECIPE.stages[0], epochs=3),))
@@ -248,13 +253,13 @@ def weight_normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
 )  # fmt: skip
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, build: Build, message: str) -> None:
     with pytest.raises(AtclError, match=message):
-        train(RECIPE, out=tmp_path / "run", device="cpu", problem=tiny.problem(RECIPE.labels), build=build)
+        train(RECIPE, out=tmp_path / "run", problem=tiny.problem(RECIPE.labels), build=build, execution=tiny.ON_CPU)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_model_with_parametrized_weights_trains_and_loads(tmp_path: Path) -> None:
     build = lambda: weight_normed(nn.utils.parametrizations.weight_norm)  # noqa: E731
-    run = train(RECIPE, out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=build)
+    run = train(RECIPE, out=tmp_path, problem=tiny.problem(RECIPE.labels), build=build, execution=tiny.ON_CPU)
     assert "layers.0.parametrizations.weight.original0" in run.model(build=build).state_dict()
 
 
@@ -276,7 +281,7 @@ def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(tmp_path: Pa
     before = [tensor.clone() for tensor in shared.state_dict().values()]
     problem, state = Problem(tiny.problem(RECIPE.labels).train.take(torch.arange(images))), torch.get_rng_state()
     with pytest.raises(AtclError, match=remedy) as caught:
-        train(sized(batch_size), out=tmp_path / "run", device="cpu", problem=problem, build=lambda: shared)
+        train(sized(batch_size), out=tmp_path / "run", problem=problem, build=lambda: shared, execution=tiny.ON_CPU)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(old, new) for old, new in zip(before, shared.state_dict().values(), strict=True))
@@ -293,7 +298,7 @@ def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
 
     with pytest.raises(AtclError, match="two images less") if refused else nullcontext():
-        train(wanted, out=tmp_path / "run", device="cpu", problem=problem, build=build)
+        train(wanted, out=tmp_path / "run", problem=problem, build=build, execution=tiny.ON_CPU)
     assert (tmp_path / "run").exists() is not refused
 
 
@@ -307,7 +312,7 @@ def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of
     ids=["maps", "two images", "no batch statistics"],
 )
 def test_a_last_batch_that_can_be_learnt_from_is_taken(tmp_path: Path, batch_size: int, layers: tuple[nn.Module, ...]) -> None:
-    run = train(sized(batch_size), out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=lambda: nn.Sequential(*layers))
+    run = train(sized(batch_size), out=tmp_path, problem=tiny.problem(RECIPE.labels), build=lambda: nn.Sequential(*layers), execution=tiny.ON_CPU)
     assert run.result
 
 
@@ -339,7 +344,7 @@ def test_own_arrays_own_model_and_no_truth_at_all(tmp_path: Path) -> None:
     def linear() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(48, 4))
 
-    run = train(RECIPE, seed=1, out=tmp_path, device="cpu", problem=Problem(data), build=linear)
+    run = train(RECIPE, seed=1, out=tmp_path, problem=Problem(data), build=linear, execution=tiny.ON_CPU)
     assert run.result["metrics"] == {}
     assert run.recipe.model == "linear"
     assert "pseudo_label_accuracy" not in run.journal[-1]
@@ -372,7 +377,7 @@ def test_a_model_with_tied_weights_can_be_saved(tmp_path: Path) -> None:
             super().__init__()
             self.again = self.layers[-1]
 
-    run = train(RECIPE, out=tmp_path, device="cpu", problem=tiny.problem(RECIPE.labels), build=Tied)
+    run = train(RECIPE, out=tmp_path, problem=tiny.problem(RECIPE.labels), build=Tied, execution=tiny.ON_CPU)
     assert run.model(build=Tied)(torch.rand(2, *tiny.SHAPE)).shape == (2, 5)
 
 
@@ -384,7 +389,7 @@ def test_a_lost_journal_does_not_lose_the_run(tmp_path: Path, garbage: bytes | N
     said: list[str] = []
 
     class Listening(Watcher):
-        def say(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             said.append(text)
 
     go(tmp_path, watcher=Listening())
@@ -441,11 +446,10 @@ def test_pseudo_labels_that_know_nothing_yet_are_told_of(first: int, told: bool,
     heard: list[str] = []
 
     class Listener(Watcher):
-        def say(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             heard.append(text)
 
     train(
-        replace(recipe, stages=(stage,)), seed=1, out=tmp_path, device="cpu", problem=tiny.problem(recipe.labels), build=tiny.TinyNet,
-        watcher=Listener(),
-    )  # fmt: skip
+        replace(recipe, stages=(stage,)), seed=1, out=tmp_path, problem=tiny.problem(recipe.labels), build=tiny.TinyNet,
+        watcher=Listener(), execution=tiny.ON_CPU)  # fmt: skip
     assert any("know nothing" in line for line in heard) == told

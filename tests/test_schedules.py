@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from atcl.attacks import Budget
-from atcl.errors import AtclError
-from atcl.recipes import recipe
-from atcl.schedules import Constant, CosineRise, LinearFall, StepDecay
+from atcl.attacks.threat import Budget
+from atcl.core.errors import AtclError
+from atcl.recipes.catalogue import recipe
+from atcl.training.schedules import Constant, CosineRise, LinearFall, StepDecay
 
 FULL = Budget(epsilon=0.3, step_size=0.01, steps=40)
 

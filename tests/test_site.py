@@ -14,10 +14,10 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import PluginError
 
 import atcl
-from atcl.evaluation import ATTACKS
-from atcl.listing import LISTED
+from atcl.cli.list import LISTED
+from atcl.evaluation.attacks import ATTACKS
 from atcl.losses import LOSSES
-from atcl.recipes import METHODS
+from atcl.recipes.methods import METHODS
 from website.hooks import mathml, outside, relinked, titled
 
 ROOT = Path(__file__).parents[1]
@@ -150,10 +150,10 @@ def test_an_equation_is_drawn_or_refused() -> None:
 
 
 def test_links_out_of_the_pages_are_turned_to_the_sites_own() -> None:
-    text = "[a](../src/atcl/attacks.py) [b](losses.md#sources) [c](../README.md) [d](../nowhere.py) [e](https://example.org)"
-    assert outside(text, "docs/methods.md") == {"src/atcl/attacks.py"}
+    text = "[a](../src/atcl/attacks/pgd.py) [b](losses.md#sources) [c](../README.md) [d](../nowhere.py) [e](https://example.org)"
+    assert outside(text, "docs/methods.md") == {"src/atcl/attacks/pgd.py"}
     turned = relinked(text, "docs/methods.md", "methods.md")
-    assert turned == "[a](source/src/atcl/attacks.py.md) [b](losses.md#sources) [c](index.md) [d](../nowhere.py) [e](https://example.org)"
+    assert turned == "[a](source/src/atcl/attacks/pgd.py.md) [b](losses.md#sources) [c](index.md) [d](../nowhere.py) [e](https://example.org)"
     assert relinked("[a](docs/losses.md)", "CONTRIBUTING.md", "contributing.md") == "[a](losses.md)"
 
 

@@ -3,10 +3,13 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from atcl.batches import WeakData, rule_out
-from atcl.labels import Complementary, weaken
-from atcl.supervision import PseudoLabels, blank_memory, guesses, relabel, remembered
-from atcl.training import Adam, Learner, Stage, fit
+from atcl.data.weak import WeakData, rule_out
+from atcl.datasets.labels import Complementary, weaken
+from atcl.training.learner import Learner
+from atcl.training.loop import fit
+from atcl.training.optimizers import Adam
+from atcl.training.stage import Stage
+from atcl.training.supervision import PseudoLabels, blank_memory, guesses, relabel, remembered
 from tests import tiny
 
 CANDIDATES = rule_out(2, 4, [[0], [1, 2]])

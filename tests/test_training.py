@@ -4,16 +4,19 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from atcl.attacks import Budget
-from atcl.batches import WeakData, rule_out
-from atcl.engines import Engine, Step
-from atcl.errors import AtclError
-from atcl.labels import Complementary, Ordinary, RandomSets, weaken
+from atcl.attacks.threat import Budget
+from atcl.core.errors import AtclError
+from atcl.data.weak import WeakData, rule_out
+from atcl.datasets.labels import Complementary, Ordinary, RandomSets, weaken
+from atcl.engine.engines import Engine, Step
 from atcl.losses import LOSSES, Targets
-from atcl.objectives import MinMax, Trades
-from atcl.schedules import Constant
-from atcl.supervision import PseudoLabels, relabel
-from atcl.training import Adam, Learner, Sgd, Snapshot, Stage, fit
+from atcl.training.learner import Learner
+from atcl.training.loop import Snapshot, fit
+from atcl.training.objectives import MinMax, Trades
+from atcl.training.optimizers import Adam, Sgd
+from atcl.training.schedules import Constant
+from atcl.training.stage import Stage
+from atcl.training.supervision import PseudoLabels, relabel
 from tests import tiny
 
 STAGE = Stage(3, 8, Sgd(), Constant(0.05), budget=Budget(0.1, 0.05, 2))

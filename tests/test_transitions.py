@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from atcl.batches import WeakData
-from atcl.errors import AtclError
-from atcl.labels import Biased, Complementary, Drawn, RandomSets, weaken
+from atcl.core.errors import AtclError
+from atcl.data.weak import WeakData
+from atcl.datasets.labels import Biased, Complementary, Drawn, RandomSets, weaken
+from atcl.datasets.truth import Split, Truth
 from atcl.losses import uniform_transition
-from atcl.schedules import Constant
-from atcl.training import Adam, Stage
-from atcl.transitions import crossed, estimated_transition, soft_counts
-from atcl.truth import Split, Truth
+from atcl.training.optimizers import Adam
+from atcl.training.schedules import Constant
+from atcl.training.stage import Stage
+from atcl.training.transitions import crossed, estimated_transition, soft_counts
 
 CLASSES = 5
 STAGE = Stage(epochs=12, batch_size=100, optimizer=Adam(), lr=Constant(0.2))

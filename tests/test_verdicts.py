@@ -22,19 +22,21 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import atcl
-from atcl import books
-from atcl.acceleration import activation_bytes
-from atcl.attacks import NORMS, STARTS, Threat, ascent, given, pgd
-from atcl.books import digest_of_model
-from atcl.data import digits
-from atcl.environment import precision
-from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS, cross_entropy
+from atcl.attacks.norms import NORMS, STARTS
+from atcl.attacks.pgd import ascent, given, pgd
+from atcl.attacks.threat import Threat
+from atcl.core.device import precision
+from atcl.core.errors import AtclError
+from atcl.core.seeds import generator
+from atcl.datasets.sources import digits
+from atcl.datasets.truth import Split, Truth
+from atcl.engine.attack_model import Twin
+from atcl.engine.replayed_model import activation_bytes
+from atcl.evaluation import cache as books
+from atcl.evaluation.attacks import ATTACKS, WORST, cross_entropy
+from atcl.evaluation.cache import digest_of_model
+from atcl.evaluation.evaluate import BATCH, Judge, batch_of, evaluate, glance, measure, scrutiny
 from atcl.models import MODELS
-from atcl.seeds import generator
-from atcl.truth import Split, Truth
-from atcl.twins import Twin
-from atcl.verdicts import BATCH, WORST, Judge, batch_of, evaluate, glance, measure, scrutiny
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -417,7 +419,7 @@ def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch:
     test, net = tiny.split(20), tiny.TinyNet()
     assert batch_of(net, test) == BATCH  # on a CPU
     assert [name for name, attack in ATTACKS.items() if attack.wide] == ["autoattack"]
-    monkeypatch.setattr("atcl.verdicts.batch_of", lambda model, test: 7)
+    monkeypatch.setattr("atcl.evaluation.evaluate.batch_of", lambda model, test: 7)
     monkeypatch.setitem(ATTACKS, "autoattack", replace(ATTACKS["autoattack"], passes=ATTACKS["natural"].passes))  # in no time
     threat = Threat(0.01, 0.01)
     found = measure(net, test, threat, ["natural", "autoattack"])
@@ -488,7 +490,7 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "docs/result.schema.json").read
 def test_a_result_follows_the_published_schema(name: str, tmp_path: Path) -> None:
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
-    run = atcl.train(recipe, out=tmp_path, device="cpu", problem=problem, build=tiny.TinyNet)
+    run = atcl.train(recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
     jsonschema.validate(json.loads((tmp_path / "result.json").read_text()), SCHEMA)
     broken = {**run.result, "metrics": {"pgd20": {"accuracy": 12}}}
     with pytest.raises(jsonschema.ValidationError):

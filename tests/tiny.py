@@ -5,16 +5,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from atcl.labels import Complementary, Given, LabelSource, weaken
-from atcl.recipes import METHODS, Recipe
-from atcl.runs import Problem
-from atcl.schedules import CosineRise, LinearFall
-from atcl.supervision import PseudoLabels
-from atcl.tasks import OWN, TASKS, Task
-from atcl.truth import Split, Truth
+from atcl.datasets.labels import Complementary, Given, LabelSource, weaken
+from atcl.datasets.truth import Split, Truth
+from atcl.recipes.defaults import TASKS, Task
+from atcl.recipes.methods import METHODS
+from atcl.recipes.schema import OWN, Recipe
+from atcl.runs.problem import Problem
+from atcl.runs.spec import Execution
+from atcl.training.schedules import CosineRise, LinearFall
+from atcl.training.supervision import PseudoLabels
 
 CLASSES = 5
 SHAPE = (1, 6, 6)
+ON_CPU = Execution(device="cpu")
 
 
 def split(n: int = 20, seed: int = 0) -> Split:

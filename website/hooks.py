@@ -116,9 +116,9 @@ def _source(title: str, body: str) -> str:
 
 def catalogue() -> str:
     """Return a page of all that `atcl list` lists."""
-    from atcl.listing import LISTED  # late: it brings PyTorch, and a page that only links needs none
-    from atcl.recipes import METHODS
-    from atcl.tasks import TASKS
+    from atcl.cli.list import LISTED
+    from atcl.recipes.defaults import TASKS
+    from atcl.recipes.methods import METHODS
 
     parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` tells it."]
     for kind, named in LISTED.items():

@@ -2,6 +2,6 @@
 
 import sys
 
-from atcl.cli import main
+from atcl.cli.entry import main
 
 sys.exit(main())

@@ -7,10 +7,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, STARTS, Climb, Threat, divergence, given, margin, pgd
-from atcl.errors import AtclError
-from atcl.evaluation import ATTACKS
-from atcl.verdicts import measure
+from atcl.attacks.norms import NORMS, STARTS
+from atcl.attacks.pgd import Climb, divergence, given, margin, pgd
+from atcl.attacks.threat import Threat
+from atcl.core.errors import AtclError
+from atcl.evaluation.attacks import ATTACKS
+from atcl.evaluation.evaluate import measure
 from tests.tiny import TinyNet, split
 
 LABELS = split().truth.labels

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
 from atcl.models import MODELS, Normalize, SmallCNN
 
 NATIVE = {"tiny_cnn": (1, 8, 8), "small_cnn": (1, 28, 28), "mlp": (1, 28, 28)}

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from atcl.data import DATASETS, RELEASES
-from atcl.errors import AtclError
-from atcl.labels import Given, RandomSets
-from atcl.listing import LISTED
-from atcl.recipes import KINDS, METHODS, RECIPES, recipe
-from atcl.schedules import Constant
-from atcl.settings import digest, from_data, overridden, to_data
-from atcl.stages import blind
-from atcl.tasks import OWN, TASKS
+from atcl.cli.list import LISTED
+from atcl.core.errors import AtclError
+from atcl.core.settings import digest, from_data, overridden, to_data
+from atcl.datasets.labels import Given, RandomSets
+from atcl.datasets.sources import DATASETS, RELEASES
+from atcl.recipes.catalogue import RECIPES, recipe
+from atcl.recipes.defaults import TASKS
+from atcl.recipes.methods import METHODS
+from atcl.recipes.schema import KINDS, OWN
+from atcl.runs.execute import blind
+from atcl.training.schedules import Constant
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from atcl import checkpoints
-from atcl.journal import Record
-from atcl.recipes import Recipe
-from atcl.running import train
-from atcl.schedules import Constant
+from atcl.core import checkpoints
+from atcl.core.journal import Record
+from atcl.recipes.schema import Recipe
+from atcl.runs.start import train
+from atcl.training.schedules import Constant
 from tests import tiny
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -43,7 +43,7 @@ def start(name: str, folder: Path) -> BaseProcess:
 def run(name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     wanted = tiny.RECIPES[name]
-    train(wanted, name=name, seed=5, out=folder, device="cpu", problem=tiny.problem(wanted.labels), build=tiny.TinyNet)
+    train(wanted, name=name, seed=5, out=folder, problem=tiny.problem(wanted.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
 
 
 @pytest.fixture(scope="module", autouse=True)

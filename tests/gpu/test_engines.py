@@ -10,19 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, Ascend, Threat, ascent
-from atcl.batches import as_float
-from atcl.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
+from atcl.attacks.norms import NORMS
+from atcl.attacks.pgd import Ascend, ascent
+from atcl.attacks.threat import Threat
+from atcl.core.precisions import Precision
+from atcl.data.images import as_float
+from atcl.datasets.truth import Split, Truth
+from atcl.engine.attack_model import Twin, tensors_of
+from atcl.engine.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
+from atcl.evaluation.evaluate import glance
 from atcl.models import MODELS
-from atcl.precisions import Precision
-from atcl.recipes import Recipe
-from atcl.running import _waits, train, train_together
-from atcl.runs import Problem, Run
-from atcl.stages import Watcher
-from atcl.training import Learner, Stage, fit
-from atcl.truth import Split, Truth
-from atcl.twins import Twin, tensors_of
-from atcl.verdicts import glance
+from atcl.recipes.schema import Recipe
+from atcl.runs.problem import Problem
+from atcl.runs.run import Run
+from atcl.runs.spec import Execution, RunSpec
+from atcl.runs.start import _waits, train, train_together
+from atcl.runs.watcher import Watcher
+from atcl.training.learner import Learner
+from atcl.training.loop import fit
+from atcl.training.stage import Stage
 from tests import tiny
 from tests.test_engines import KINDS, Odd, Summing, hold_parts, lived_in, said
 
@@ -103,11 +109,9 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
     monkeypatch.setattr(Engine, "repeated", noting_repeated)
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
     recipe = replace(recipe, stages=tuple(replace(stage, epochs=PLAIN + 3) for stage in recipe.stages))
-    outs = [tmp_path / str(seed) for seed in (1, 2, 3)]
-    train_together(
-        recipe, seeds=[1, 2, 3], outs=outs, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, engine="captured",
-        deterministic=True,
-    )  # fmt: skip
+    problem = tiny.problem(recipe.labels)
+    specs = [RunSpec.of(recipe, seed=seed, out=tmp_path / str(seed), problem=problem, build=tiny.TinyNet) for seed in (1, 2, 3)]
+    train_together(specs, Execution("cuda", engine="captured", deterministic=True))
     used = {stream for one in streams.values() for _, stream in one}
     assert len(streams) == len(used) == 3
     assert all(sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values())  # each run both, on the stream that it works on
@@ -190,9 +194,8 @@ def test_each_precision_trains_in_a_compiled_recorded_engine(name: str, kinds: t
     precision = Precision(*kinds)  # type: ignore[arg-type]
     recipe = replace(recipe, stages=tuple(replace(stage, precision=precision) for stage in recipe.stages))
     watcher = Listener()
-    run = train(
-        recipe, seed=1, out=tmp_path, device="cuda", engine="captured", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, watcher=watcher
-    )  # fmt: skip
+    execution, problem = Execution("cuda", engine="captured"), tiny.problem(recipe.labels)
+    run = train(recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution)
     assert run.result["engine"]["name"] == "captured"
     assert run.result["engine"]["peak_gpu_bytes"] > 0
     assert watcher.heard == []  # nothing failed to compile
@@ -202,7 +205,7 @@ class Listener(Watcher):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         self.heard.append(text)
 
 
@@ -215,10 +218,14 @@ def weights(folder: Path) -> Tensor:
 def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
     problem = tiny.problem(recipe.labels)
-    shared = {"device": "cuda", "problem": problem, "build": tiny.TinyNet, "deterministic": True}
-    train_together(recipe, seeds=[1, 2, 3], outs=[tmp_path / f"together-{seed}" for seed in (1, 2, 3)], **shared)  # type: ignore[arg-type]
+    execution = Execution("cuda", deterministic=True)
+
+    def spec(seed: int, way: str) -> RunSpec:
+        return RunSpec.of(recipe, seed=seed, out=tmp_path / f"{way}-{seed}", problem=problem, build=tiny.TinyNet)
+
+    train_together([spec(seed, "together") for seed in (1, 2, 3)], execution)
     for seed in (1, 2, 3):
-        train(recipe, seed=seed, out=tmp_path / f"alone-{seed}", **shared)  # type: ignore[arg-type]
+        train_together([spec(seed, "alone")], execution)
         assert torch.equal(weights(tmp_path / f"together-{seed}"), weights(tmp_path / f"alone-{seed}"))
     assert not torch.equal(weights(tmp_path / "alone-1"), weights(tmp_path / "alone-2"))
 
@@ -237,11 +244,15 @@ def test_a_deterministic_run_that_was_stopped_ends_with_the_same_bits(name: str,
             if record["epoch"] == 5:
                 raise Stop
 
-    shared = {"seed": 1, "device": "cuda", "problem": problem, "build": tiny.TinyNet, "deterministic": True, "engine": "captured"}
-    train(recipe, out=tmp_path / "whole", **shared)  # type: ignore[arg-type]
+    execution = Execution("cuda", engine="captured", deterministic=True)
+
+    def go(folder: str, watcher: Watcher | None = None) -> None:
+        train(recipe, out=tmp_path / folder, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution)
+
+    go("whole")
     with pytest.raises(Stop):
-        train(recipe, out=tmp_path / "cut", watcher=Stopper(), **shared)  # type: ignore[arg-type]
-    train(recipe, out=tmp_path / "cut", **shared)  # type: ignore[arg-type]
+        go("cut", Stopper())
+    go("cut")
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
@@ -261,7 +272,7 @@ def test_a_model_that_waits_is_not_recorded_and_trains_all_the_same(tmp_path: Pa
     assert waits(Looking().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     assert not waits(tiny.TinyNet().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     recipe = tiny.RECIPES["digits/oracle"]
-    run = train(recipe, out=tmp_path, device="cuda", problem=tiny.problem(recipe.labels), build=Looking)
+    run = train(recipe, out=tmp_path, problem=tiny.problem(recipe.labels), build=Looking, execution=Execution(device="cuda"))
     assert run.result["engine"]["name"] == "eager"
 
 

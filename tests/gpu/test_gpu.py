@@ -6,15 +6,19 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from atcl.engines import Engine, Step
-from atcl.heldout import judge
-from atcl.labels import Ordinary
-from atcl.running import train
-from atcl.schedules import Constant
-from atcl.stages import Watcher
-from atcl.supervision import relabel
-from atcl.training import Adam, Learner, Stage, fit
-from atcl.transitions import estimated_transition
+from atcl.datasets.labels import Ordinary
+from atcl.engine.engines import Engine, Step
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
+from atcl.runs.watcher import Watcher
+from atcl.training.learner import Learner
+from atcl.training.loop import fit
+from atcl.training.optimizers import Adam
+from atcl.training.schedules import Constant
+from atcl.training.stage import Stage
+from atcl.training.supervision import relabel
+from atcl.training.transitions import estimated_transition
+from atcl.training.weak_validation import judge
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -24,7 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(name: str, tmp_path: Path) -> None:
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
-    run = train(recipe, seed=1, out=tmp_path, device="cuda", problem=problem, build=tiny.TinyNet)
+    run = train(recipe, seed=1, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
     assert len(run.journal) == sum(stage.epochs for stage in recipe.stages)
     assert run.model("cpu", build=tiny.TinyNet)(torch.rand(2, *tiny.SHAPE)).isfinite().all()
     measured = run.evaluate(["natural"], device="cpu", test=problem.test, build=tiny.TinyNet)
@@ -81,10 +85,10 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
                 raise Stop
 
     torch.backends.cudnn.deterministic = True
-    whole = train(recipe, seed=1, out=tmp_path / "whole", device="cuda", problem=problem, build=tiny.TinyNet)
+    whole = train(recipe, seed=1, out=tmp_path / "whole", problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
     with pytest.raises(Stop):
-        train(recipe, seed=1, out=tmp_path / "cut", device="cuda", problem=problem, build=tiny.TinyNet, watcher=Stopper())
-    cut = train(recipe, seed=1, out=tmp_path / "cut", device="cuda", problem=problem, build=tiny.TinyNet)
+        train(recipe, seed=1, out=tmp_path / "cut", problem=problem, build=tiny.TinyNet, watcher=Stopper(), execution=Execution(device="cuda"))
+    cut = train(recipe, seed=1, out=tmp_path / "cut", problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
     losses = [[record["loss"] for record in run.journal] for run in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 

@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from atcl import journal, observing
-from atcl.engines import Recording
-from atcl.observing import FILE, OBSERVATIONS, Sight
-from atcl.running import train
+from atcl.analysis import observers as observing
+from atcl.analysis.observers import OBSERVATIONS, Observers, Sight
+from atcl.core import journal
+from atcl.engine.engines import Recording
+from atcl.runs.layout import ANALYSIS
+from atcl.runs.spec import Execution
+from atcl.runs.start import train
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
@@ -34,11 +37,10 @@ def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monke
             assert plays[4] > 0  # attacks
             assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
             monkeypatch.setattr(observing, "Sight", lambda *parts: Sight(*parts[:-1]))  # each look runs its own work
-        run = train(
-            recipe, seed=1, out=tmp_path / way, device="cuda", problem=tiny.problem(recipe.labels), build=tiny.TinyNet, observe=tuple(OBSERVATIONS),
-            every=1, deterministic=True,
-        )  # fmt: skip
-        found[way] = journal.read(run.folder / FILE)
+        execution = Execution(device="cuda", deterministic=True, observing=Observers(tuple(OBSERVATIONS), 1))
+        problem = tiny.problem(recipe.labels)
+        run = train(recipe, out=tmp_path / way, problem=problem, build=tiny.TinyNet, execution=execution)
+        found[way] = journal.read(run.folder / ANALYSIS)
     assert len(found["plain"]) == 8 * len(recipe.stages)
     for ours, theirs in zip(found["recorded"], found["plain"], strict=True):
         assert ours.keys() == theirs.keys()

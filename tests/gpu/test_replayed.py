@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atcl import acceleration
-from atcl.acceleration import Replayed, activation_bytes, replayed, sizes
-from atcl.evaluation import ATTACKS
+from atcl.datasets.truth import Split, Truth
+from atcl.engine import replayed_model as acceleration
+from atcl.engine.attack_model import Twin
+from atcl.engine.replayed_model import Replayed, activation_bytes, replayed, sizes
+from atcl.evaluation.attacks import ATTACKS
+from atcl.evaluation.evaluate import batch_of, evaluate
 from atcl.models import MODELS
-from atcl.truth import Split, Truth
-from atcl.twins import Twin
-from atcl.verdicts import batch_of, evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from atcl.recipes import KINDS, RECIPES, on_own_data, recipe
-from atcl.settings import digest, from_data, to_data
+from atcl.core.settings import digest, from_data, to_data
+from atcl.recipes.catalogue import RECIPES, on_own_data, recipe
+from atcl.recipes.schema import KINDS
 
 KNOWN: dict[str, str] = json.loads(Path(__file__).with_name("digests.json").read_text())
 RESULTS = Path(__file__).parents[2] / "results"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atcl.recipes import RECIPES, recipe
+from atcl.recipes.catalogue import RECIPES, recipe
 
 SLOW = [0.0003, 0.0012, 0.0027, 0.0047, 0.0073, 0.0105, 0.0143, 0.0186, 0.0234, 0.0286]
 SLOW_SHARE = [0.10, 0.39, 0.89, 1.57, 2.45, 3.51, 4.76, 6.18, 7.78, 9.55]

@@ -8,13 +8,20 @@ from torch import Generator, Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks import NORMS, STARTS, Budget, Climb, evaluating, given, pgd
-from atcl.evaluation import cross_entropy
+from atcl.attacks.norms import NORMS, STARTS
+from atcl.attacks.pgd import Climb, given, pgd
+from atcl.attacks.threat import Budget
+from atcl.core.modules import evaluating
+from atcl.evaluation.attacks import cross_entropy
 from atcl.losses import LOSSES, PAPER, Targets
-from atcl.supervision import guesses
+from atcl.training.supervision import guesses
 
 ORACLE = "oracle"  # the attack through the true label
+
+
 GUESSED = "pla"  # LOG with half of its weight on the pseudo-label
+
+
 GAMMA = 0.5  # as in the paper's analysis
 
 
@@ -93,12 +100,6 @@ def true_probability(model: Module, x: Tensor, true: Tensor) -> Tensor:
 def lowered_share(natural: Tensor, attacked: Tensor) -> float:
     """Return the share of attacks that lower the probability of the true class at all."""
     return float((attacked < natural).float().mean())
-
-
-def pseudo_label_accuracy(memory: Tensor, candidates: Tensor, true: Tensor) -> float:
-    """Return the share of pseudo-labels that are right."""
-    guess = guesses(memory, candidates)
-    return float((guess == true.to(guess.device)).float().mean())
 
 
 def _climb(name: str, targets: Targets) -> Climb:

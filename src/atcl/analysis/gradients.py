@@ -9,10 +9,10 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn import Module
 
-from atcl.attacks import evaluating
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
+from atcl.core.modules import evaluating
 from atcl.losses import Targets
-from atcl.objectives import Objective
+from atcl.training.objectives import Objective
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
 
 
 @dataclass(frozen=True)

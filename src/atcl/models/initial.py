@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Module
 
-from atcl.errors import AtclError
-from atcl.seeds import derive
+from atcl.core.errors import AtclError
+from atcl.core.seeds import derive
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from atcl.errors import AtclError
+from atcl.core.errors import AtclError
 
 
 class SmallCNN(nn.Module):

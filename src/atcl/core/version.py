@@ -1,0 +1,8 @@
+"""The version of the package, as it was installed."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("atcl")
+except PackageNotFoundError:  # the source runs without being installed
+    __version__ = "unknown"

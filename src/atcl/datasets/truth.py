@@ -1,0 +1,48 @@
+"""True labels, in a type of their own. Training never imports this module, directly or through another."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atcl.core.errors import AtclError
+from atcl.data.images import checked_images
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The true class of each image; evaluation and analysis alone may look."""
+
+    labels: Tensor  # (n,) int64
+    classes: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", torch.as_tensor(self.labels))
+        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+            raise AtclError(f"true labels are (n,) of type int64; got {tuple(self.labels.shape)} of type {self.labels.dtype}")
+        if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.classes:
+            raise AtclError(f"true labels must lie in 0 to {self.classes - 1}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their truth: a test set, or a training set before `labels.weaken`."""
+
+    x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]
+    truth: Truth
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "x", checked_images(self.x))
+        if len(self.x) != len(self.truth.labels):
+            raise AtclError(f"there are {len(self.x)} images but {len(self.truth.labels)} true labels")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device) -> "Split":
+        """Return the same images and their truth on a device."""
+        return Split(self.x.to(device), Truth(self.truth.labels.to(device), self.truth.classes))
+
+    def take(self, part: slice) -> "Split":
+        """Return a part of the images with their truth."""
+        return Split(self.x[part], Truth(self.truth.labels[part], self.truth.classes))

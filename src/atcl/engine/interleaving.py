@@ -1,0 +1,70 @@
+"""Several runs in one process on one device, taking turns: while the host prepares one, the GPU works on the others."""
+
+import traceback
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+
+from atcl.core.errors import AtclError
+from atcl.core.seeds import OwnRandom
+from atcl.engine.engines import own_stream
+
+T = TypeVar("T")
+LANES = 16  # PyTorch hands out 32 streams of a priority in turn, and two lanes may not get the same
+Task = Generator[None, None, T]  # pauses after each piece of work, and returns what came out
+
+
+@dataclass
+class Lane(Generic[T]):
+    """One of them, with a stream and a global random state of its own."""
+
+    task: Task[T]
+    stream: torch.cuda.Stream | None
+    random: OwnRandom = field(default_factory=OwnRandom)
+    outcome: T | None = None
+
+    def advance(self) -> bool:
+        """Do the next piece; tell whether there is more."""
+        stream: AbstractContextManager[object] = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        with stream, self.random():
+            try:
+                next(self.task)
+            except StopIteration as end:
+                self.outcome = end.value
+                return False
+        return True
+
+
+def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
+    """Carry out all tasks, on a GPU in turns, on a CPU one after another; each draws the random numbers that it would draw alone.
+
+    All have their first turn first: an error there, before anything is trained, stops all. A later one stops its own task, and is raised when the
+    others are done.
+    """
+    several = device.type == "cuda" and len(tasks) > 1
+    if several and len(tasks) > LANES:
+        raise AtclError(f"at most {LANES} runs share one GPU at a time, not {len(tasks)}: give fewer seeds at once")
+    lanes = [Lane(task, own_stream(device) if several else None) for task in tasks]
+    errors: list[Exception] = []
+    try:
+        active = [lane for lane in lanes if lane.advance()]
+        while active:
+            for lane in list(active) if device.type == "cuda" else active[:1]:
+                try:
+                    if not lane.advance():
+                        active.remove(lane)
+                except Exception as error:
+                    active.remove(lane)
+                    traceback.clear_frames(error.__traceback__)  # else the memory of what failed is held until the others end
+                    errors.append(error)
+    finally:
+        for task in tasks:
+            task.close()
+    if len(errors) > 1 and all(isinstance(error, AtclError) for error in errors):
+        raise AtclError("; ".join(map(str, errors)))
+    if errors:
+        raise errors[0]
+    return [lane.outcome for lane in lanes]  # type: ignore[misc]

@@ -1,0 +1,11 @@
+"""How many pseudo-labels are right."""
+
+from torch import Tensor
+
+from atcl.training.supervision import guesses
+
+
+def pseudo_label_accuracy(memory: Tensor, candidates: Tensor, true: Tensor) -> float:
+    """Return the share of pseudo-labels that are right."""
+    guess = guesses(memory, candidates)
+    return float((guess == true.to(guess.device)).float().mean())

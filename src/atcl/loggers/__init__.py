@@ -1,0 +1,1 @@
+"""Watchers of a run that show or log it: progress on a terminal, TensorBoard."""

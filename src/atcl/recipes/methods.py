@@ -1,0 +1,166 @@
+"""Every training method of the paper, as a short function from a task's settings to frozen data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from atcl.attacks.threat import Budget
+from atcl.datasets.labels import LabelSource, Ordinary, RandomSets
+from atcl.losses import PAPER
+from atcl.recipes.defaults import Task
+from atcl.recipes.schema import Recipe
+from atcl.training.objectives import MinMax, Trades
+from atcl.training.optimizers import Adam, Sgd
+from atcl.training.schedules import Constant, CosineRise, LinearFall, StepDecay
+from atcl.training.stage import Stage
+from atcl.training.supervision import PseudoLabels
+
+Method = Callable[[Task], Recipe]
+
+
+def oracle(task: Task) -> Recipe:
+    """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
+    return _recipe(task, task.stage(), labels=Ordinary())
+
+
+def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
+    """A complementary loss in the min-max problem, as it is: the combination that fails."""
+    return _recipe(task, replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
+
+
+def direct_by(task: Task, optimizer: Sgd | Adam, lr: float) -> Recipe:
+    """The direct combination with LOG and another optimiser."""
+    # Paper: other optimisers failed too, with no settings given; ours: the customary learning rate of each.
+    return _recipe(task, replace(task.stage(lr), optimizer=optimizer))
+
+
+def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
+    """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
+    epochs, adversarial = task.two_stage
+    first = replace(
+        task.stage(), epochs=epochs, optimizer=task.natural_optimizer, lr=task.schedule(task.natural_lr, opening=epochs), budget=Budget()
+    )  # fmt: skip
+    # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
+    second = replace(task.stage(), epochs=adversarial, lr=task.schedule(task.lr, rise=0), teacher=teacher)
+    return _recipe(task, first, second, labels=labels)
+
+
+def warmup(task: Task, loss: str = "log") -> Recipe:
+    """Warm-up Attack alone: natural epochs, then epsilon and step size rise along a cosine."""
+    return _recipe(task, _warm(task, loss))
+
+
+def pla(task: Task, loss: str = "log") -> Recipe:
+    """Pseudo-Label Attack alone: natural epochs, then full strength at once while gamma falls."""
+    # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
+    strength = CosineRise(1.0, over=0, after=task.opening)
+    supervision = PseudoLabels(first=task.remember_from, last=task.opening)
+    return _recipe(task, replace(_falling(task, _warm(task, loss)), strength=strength, supervision=supervision))
+
+
+def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
+    """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
+    return _recipe(task, replace(_falling(task, _warm(task, loss)), grow=grow), labels=labels)
+
+
+def warmup_pla_fixed(task: Task) -> Recipe:
+    """The method as the paper analyses it: gamma stays at 0.5."""
+    # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where no prediction is remembered that could be guessed from.
+    return _recipe(task, replace(_falling(task, _warm(task)), gamma=StepDecay(1.0, at=(task.opening + 1,), factor=0.5)))
+
+
+def watched_by_all_rules(task: Task, method: Method) -> Recipe:
+    """A method with a tenth of the labels held out: each epoch's journal tells what every rule would choose by."""
+    return replace(method(task), holdout=0.1, selection="test_pgd20")
+
+
+def pseudo_labels(task: Task, scheduling: int, gamma_falls: bool = True) -> Recipe:
+    """Ten epochs of the method without a natural opening, to watch the pseudo-labels form; or of warm-up alone, where gamma stays at 1."""
+    quick = replace(task, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
+    stage = _falling(quick, _warm(quick))
+    # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
+    gamma = stage.gamma if gamma_falls else Constant(1.0)
+    return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1), gamma=gamma))
+
+
+def trades(task: Task) -> Recipe:
+    """A natural opening, then TRADES with the pseudo-labels in the place of true ones."""
+    opening = replace(
+        task.stage(), epochs=task.opening, budget=Budget(), lr=task.schedule(task.lr, opening=task.opening),
+        supervision=PseudoLabels(first=task.remember_from),
+    )  # fmt: skip
+    rest = replace(
+        task.stage(), epochs=task.epochs - task.opening, lr=task.schedule(task.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
+        budget=_trades_budget(task), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
+    )  # fmt: skip
+    return _recipe(task, opening, rest)
+
+
+def trades_log(task: Task) -> Recipe:
+    """The attack of TRADES, and LOG of the adversarial images."""
+    return _recipe(task, replace(task.stage(), objective=_trades_attack(), budget=_trades_budget(task)))
+
+
+def trades_pla(task: Task) -> Recipe:
+    """The attack of TRADES, and the loss of Pseudo-Label Attack alone."""
+    stage = pla(task).stages[0]
+    return _recipe(task, replace(stage, objective=_trades_attack(), budget=_trades_budget(task)))
+
+
+def _recipe(task: Task, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
+    """Return a recipe of these stages, with the task's labels unless said otherwise."""
+    return Recipe(
+        task.dataset, labels or task.labels, task.model, stages, task.threat, task.selection, task.holdout, task.shape, initial=task.initial
+    )
+
+
+def _warm(task: Task, loss: str = "log") -> Stage:
+    # Paper: "previous setups", which have a learning rate for each loss.
+    stage = task.stage(task.direct_lr.get(loss), opening=task.opening)
+    return replace(stage, objective=MinMax(loss), strength=CosineRise(1.0, over=task.scheduling, after=task.opening))
+
+
+def _falling(task: Task, stage: Stage) -> Stage:
+    # Paper: the memory learns from the start until epsilon_e passes epsilon / 2; official code: not in epochs 1 to 5.
+    supervision = PseudoLabels(first=task.remember_from, last=task.opening + task.scheduling // 2)
+    return replace(stage, gamma=LinearFall(1.0, over=task.scheduling, after=task.opening), supervision=supervision)
+
+
+def _trades_attack() -> Trades:
+    return Trades("log", on="adv", weight=0.0)
+
+
+def _trades_budget(task: Task) -> Budget:
+    return replace(task.budget, start="gaussian")
+
+
+METHODS: dict[str, Method] = {
+    "warmup-pla": warmup_pla,
+    "oracle": oracle,
+    **{f"direct-{loss.replace('_', '-')}": partial(direct, loss=loss) for loss in PAPER},
+    "direct-log-sgd": partial(direct_by, optimizer=Sgd(), lr=0.01),
+    "direct-log-adam": partial(direct_by, optimizer=Adam(), lr=1e-3),
+    "two-stage": two_stage,
+    "two-stage-test-teacher": partial(two_stage, teacher="test_natural"),
+    "warmup": warmup,
+    **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in PAPER if loss != "log"},
+    "pla": pla,
+    **{f"pla-{loss.replace('_', '-')}": partial(pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
+    **{f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
+    "warmup-pla-fixed": warmup_pla_fixed,
+    "warmup-pla-k": partial(warmup_pla, grow=("steps",)),
+    "warmup-pla-epsilon-k": partial(warmup_pla, grow=("epsilon", "steps")),
+    "trades": trades,
+    "trades-log": trades_log,
+    "trades-pla": trades_pla,
+    "direct-log-mcl": partial(direct, loss="log", labels=RandomSets()),
+    "direct-exp-mcl": partial(direct, loss="exp", labels=RandomSets()),
+    "two-stage-mcl": partial(two_stage, labels=RandomSets()),
+    "warmup-pla-mcl": partial(warmup_pla, labels=RandomSets()),
+    "warmup-pla-rules": partial(watched_by_all_rules, method=warmup_pla),
+    "two-stage-rules": partial(watched_by_all_rules, method=two_stage),
+    "pseudo-labels-slow": partial(pseudo_labels, scheduling=50),
+    "pseudo-labels-rapid": partial(pseudo_labels, scheduling=10),
+    "pseudo-labels-slow-warmup": partial(pseudo_labels, scheduling=50, gamma_falls=False),
+    "pseudo-labels-rapid-warmup": partial(pseudo_labels, scheduling=10, gamma_falls=False),
+}

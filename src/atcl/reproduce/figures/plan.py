@@ -1,0 +1,184 @@
+"""Figures as data: panels of curves, the runs that each curve is read from, and the commands that make those which are missing."""
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from atcl.attacks.threat import Budget
+from atcl.core.errors import AtclError
+from atcl.core.settings import overridden
+from atcl.recipes.catalogue import with_derived_weights
+from atcl.recipes.defaults import TASKS, Task
+from atcl.recipes.methods import METHODS
+from atcl.recipes.schema import Recipe
+from atcl.reproduce.figures.records import Mean, Points, Recorded, mean_of
+from atcl.reproduce.figures.style import STYLES, Style
+from atcl.runs.run import folder_of
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the figures are drawn for: the paper's datasets, or small runs on the embedded digits."""
+
+    tasks: Mapping[str, Task]  # by the dataset that the paper's figure names
+    seeds: tuple[int, ...]
+    about: str = ""
+
+    def has(self, dataset: str) -> bool:
+        """Whether a panel for this dataset can be drawn."""
+        return dataset in self.tasks
+
+
+PAPER_SETTING = Setting(TASKS, (1, 2, 3))
+
+# A perceptron and a short schedule: a run takes seconds, and direct training fails as on larger data.
+SMALL = replace(
+    TASKS["digits"], model="mlp", epochs=30, two_stage=(12, 18), batch_size=64, opening=6, scheduling=16, remember_from=2,
+    budget=Budget(epsilon=0.15, step_size=0.06, steps=5), lr=2e-3, natural_lr=2e-3,
+)  # fmt: skip
+
+DIGITS_SETTING = Setting({"kuzushiji": SMALL}, (1, 2, 3), "small runs on 8x8 digits: a perceptron, 30 epochs")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which run a curve is read from: a method, and overrides that may depend on the task."""
+
+    method: str
+    words: Callable[[Task], Words] = field(default=lambda task: ())
+
+    def name(self, task: Task) -> str:
+        """Return the name of the recipe."""
+        return f"{task.dataset}/{self.method}"
+
+    def recipe(self, task: Task) -> Recipe:
+        """Return the recipe on a task, with the overrides."""
+        plain, words = METHODS[self.method](task), self.words(task)
+        return _overridden(plain, words) if words else plain
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a panel."""
+
+    label: str
+    source: Source
+    key: str  # the number's name in the journal or in analysis.jsonl
+    style: Style | None = None  # by default that of the label
+    scale: float = 1.0
+    part: int | None = None  # which element, where the number is a list
+    planned: Callable[[Recipe], Points] | None = None  # computed from the recipe: no run is needed
+
+    @property
+    def look(self) -> Style:
+        """How it is drawn."""
+        return self.style or STYLES[self.label]
+
+    def observations(self, recipe: Recipe) -> set[str]:
+        """Return what a run must observe to have this number for all epochs."""
+        head = self.key.partition(".")[0].partition("_")[0]
+        if head == "test":
+            rules = [recipe.rule(number) for number in range(len(recipe.stages))]
+            return set() if all(rule and rule.on == "test" for rule in rules) else {"test"}  # a rule that looks at the test set looks at all of it
+        return {"gradient": {"gradients"}, "attack": {"attacks"}, "instance": {"attacks"}}.get(head, set())
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over epochs, on one dataset."""
+
+    title: str
+    y: str  # name and unit of the axis
+    curves: tuple[Curve, ...]
+    dataset: str = "kuzushiji"
+    log: bool = False
+    singles: bool = False  # also draw each seed
+    seeds: int | None = None  # how many seeds are asked for; by default all
+    least: float | None = None  # where the axis begins at zero, how far it reaches at least
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: panels in rows of `columns`."""
+
+    about: str
+    panels: Callable[[Setting], tuple[Panel, ...]]
+    columns: int = 3
+    images: bool = False  # a grid of images instead, made with the model of each panel's first run
+
+    def drawable(self, setting: Setting) -> tuple[Panel, ...]:
+        """Return the panels whose dataset the setting has."""
+        return tuple(panel for panel in self.panels(setting) if setting.has(panel.dataset))
+
+
+@dataclass(frozen=True)
+class Need:
+    """A run that figures ask for."""
+
+    name: str
+    recipe: Recipe
+    words: Words
+    seed: int
+    observe: frozenset[str]
+
+    def command(self, runs: Path, taken: bool) -> str:
+        """Return the shell command that makes the run; `taken` says that its usual folder holds it without what must be observed."""
+        folder = self.folder(runs)
+        out = folder.with_name(f"{folder.name}-observed") if taken else folder
+        usual = out == Path("runs") / folder.relative_to(runs)
+        observe = ["--observe", *sorted(self.observe)] if self.observe else []
+        return shlex.join(["atcl", "train", self.name, *self.words, "--seed", str(self.seed), *observe, *([] if usual else ["--out", str(out)])])
+
+    def folder(self, runs: Path) -> Path:
+        """Return where the run usually lies."""
+        return runs.joinpath(*folder_of(self.name, self.recipe), f"seed-{self.seed}")
+
+
+def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
+    """Return the runs that figures ask for, each once, with all that any of them wants observed."""
+    found: dict[tuple[Recipe, int], Need] = {}
+    for panel in (panel for drawing in drawings for panel in drawing.drawable(setting)):
+        task = setting.tasks[panel.dataset]
+        for curve in panel.curves:
+            if curve.planned:
+                continue
+            recipe = curve.source.recipe(task)
+            for seed in setting.seeds[: panel.seeds]:
+                before = found.get((recipe, seed))
+                observe = curve.observations(recipe) | (before.observe if before else frozenset())
+                found[recipe, seed] = Need(curve.source.name(task), recipe, curve.source.words(task), seed, frozenset(observe))
+    return list(found.values())
+
+
+def curve_of(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Recorded]) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
+    """Return a curve over the seeds that were run, None where none was, and which recipes and seeds lack it."""
+    recipe = curve.source.recipe(setting.tasks[panel.dataset])
+    if curve.planned:
+        return mean_of([curve.planned(recipe)]), []
+    made, before = (_points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe)))
+    found, lacking = made if len(made[0]) >= len(before[0]) else before  # as the ledger does: never both in one curve
+    return (mean_of(found) if found else None), [(recipe, seed) for seed in lacking]
+
+
+def _points(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe) -> tuple[list[Points], list[int]]:
+    """Return what each seed recorded, and the seeds that recorded nothing."""
+    found, lacking = [], []
+    for seed in setting.seeds[: panel.seeds]:
+        points = max((one.points(curve.key, curve.part) for one in runs if (one.recipe, one.seed) == (recipe, seed)), key=len, default={})
+        if points:
+            found.append({epoch: value * curve.scale for epoch, value in points.items()})
+        else:
+            lacking.append(seed)
+    return found, lacking
+
+
+@cache
+def _overridden(recipe: Recipe, words: Words) -> Recipe:
+    try:
+        return overridden(recipe, words, "atcl train")
+    except AtclError as error:
+        raise AtclError(f"{' '.join(words)}: {error}") from None

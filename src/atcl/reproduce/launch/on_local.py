@@ -1,0 +1,205 @@
+"""Runs on this machine: one after another, or several in processes of their own."""
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+
+import torch
+from rich.console import Console
+
+from atcl.core.device import free_memory, hardware, resolve
+from atcl.core.errors import AtclError
+from atcl.core.files import is_held
+from atcl.core.journal import Record
+from atcl.loggers.progress import Judging, Live, lives
+from atcl.reproduce.launch.crews import Crew, Terms, spread
+from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.working import Died, Outcome, measured, outcome_of, trained, work
+from atcl.reproduce.ledger import Job
+from atcl.runs import layout
+from atcl.runs.spec import Execution, RunSpec
+from atcl.runs.start import train_together
+from atcl.runs.watcher import Watcher
+
+PACK = 4  # models that train together on one GPU
+
+
+@dataclass(frozen=True)
+class Local:
+    """This machine."""
+
+    @contextmanager
+    def open(self, terms: Terms) -> Iterator[Crew]:
+        """Get hold of the cores, or of the GPU."""
+        target, cores = resolve(terms.device), len(os.sched_getaffinity(0))
+        strong = target.type == "cuda"
+        workers = terms.workers or (1 if strong else cores)
+        packs = strong and not terms.workers
+
+        def fill(jobs: Sequence[Job], console: Console) -> None:
+            if workers == 1 or len(jobs) < 2:
+                with _threads(terms.threads or torch.get_num_threads()):
+                    # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
+                    spread(jobs, OneByOne(console, len(jobs), packed(jobs) if packs and len(jobs) > 1 else []), Together(console, jobs))
+                return
+            threads = terms.threads or max(1, min(torch.get_num_threads(), cores // workers))
+            with Together(console, jobs) as bar:
+                spread(jobs, SideBySide(workers, threads), bar)
+
+        yield Crew(terms.device, strong, hardware(target)["device"], workers, fill)
+
+
+def train_packed(jobs: Sequence[Job], console: Console) -> None:
+    """Train the runs of jobs on one GPU, a few together."""
+    packs = deque(packed(jobs))
+    while packs:
+        pack = packs.popleft()
+        console.print(" + ".join(map(str, pack)), highlight=False, markup=False, soft_wrap=True)
+        try:
+            with lives(console, [str(job) for job in pack]) as watchers:
+                specs = [RunSpec(job.what.recipe, job.what.name, job.seed, job.folder) for job in pack]
+                train_together(specs, Execution(device=pack[0].device, data_dir=pack[0].data_dir), watchers)
+        except torch.OutOfMemoryError:
+            if len(pack) > 1:
+                console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
+                packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
+        except Exception as error:  # each run is tried again alone, which tells what is to be told
+            odd = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            console.print(str(error) if isinstance(error, AtclError) else odd, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        free_memory()
+
+
+def packed(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
+    groups: dict[tuple[object, ...], list[Job]] = {}
+    for job in dict.fromkeys(jobs):
+        if job.new and not (job.folder / layout.RESULT).exists() and not is_held(job.folder):  # one held elsewhere would stop its whole pack
+            groups.setdefault((job.what.recipe.dataset, job.device, job.data_dir), []).append(job)
+    return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
+
+
+@dataclass
+class OneByOne:
+    """Runs in this process, each with its own live progress; those of a pack are trained together when the first of them is due."""
+
+    console: Console
+    number: int
+    packs: list[list[Job]] = field(default_factory=list)
+    room: int = 1
+    begun: int = 0
+    noted: dict[int, Job] = field(default_factory=dict)
+    ended: dict[int, Outcome] = field(default_factory=dict)
+
+    def start(self, jobs: Sequence[Job]) -> list[int]:
+        """Note which job is next."""
+        numbers = range(self.begun + 1, self.begun + len(jobs) + 1)
+        self.noted.update(zip(numbers, jobs, strict=True))
+        self.begun += len(jobs)
+        return list(numbers)
+
+    def _carry_out(self, job: Job) -> None:
+        with Live(self.console) as live:
+            done = trained(job, live)
+        with Judging(self.console) as judging:
+            measured(job, done, judging)
+
+    def wait(self, tasks: Sequence[int], seconds: float) -> None:
+        """Carry the jobs out."""
+        for task in tasks:
+            job = self.noted.pop(task)
+            for pack in [pack for pack in self.packs if job in pack]:  # what a stop leaves behind is whole rows, not models that no one measured
+                self.packs.remove(pack)
+                train_packed(pack, self.console)
+            self.console.print(f"{job} ({min(task, self.number)} of {self.number})", highlight=False, soft_wrap=True, markup=False)
+            self.ended[task] = outcome_of(partial(self._carry_out, job))
+            free_memory()
+
+    def outcome(self, task: int) -> Outcome | None:
+        """Return how a job ended."""
+        return self.ended.pop(task)
+
+    def stop(self, tasks: Sequence[int]) -> None:
+        """Stop nothing: what ends the wait has ended the run."""
+
+
+@dataclass
+class SideBySide:
+    """Runs in processes of their own."""
+
+    room: int
+    threads: int
+    said: dict[SpawnProcess, Connection] = field(default_factory=dict)
+    heard: dict[SpawnProcess, Outcome | None] = field(default_factory=dict)
+
+    def start(self, jobs: Sequence[Job]) -> list[SpawnProcess]:
+        """Start a process for each job."""
+        return [self._started(job) for job in jobs]
+
+    def _started(self, job: Job) -> SpawnProcess:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(job, self.threads, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.said[process] = ours
+        return process
+
+    def wait(self, tasks: Sequence[SpawnProcess], seconds: float) -> None:
+        """Wait until a process ends."""
+        wait([process.sentinel for process in tasks], timeout=seconds)
+
+    def outcome(self, task: SpawnProcess) -> Outcome | None:
+        """Return the last words of a process that has ended; they are heard before, since it cannot end while its pipe is full."""
+        ended = not task.is_alive()  # asked first: after that it says nothing more
+        if task not in self.heard and self.said[task].poll():
+            self.heard[task] = self._last_words(task)
+        if not ended:
+            return None
+        self.said.pop(task).close()
+        return self.heard.pop(task, None) or Died(f"its process ended with code {task.exitcode}")
+
+    def _last_words(self, task: SpawnProcess) -> Outcome | None:
+        try:
+            told: Outcome = self.said[task].recv()
+        except (EOFError, OSError):  # killed before it spoke, or while it did
+            return None
+        return told
+
+    def stop(self, tasks: Sequence[SpawnProcess]) -> None:
+        """End the processes, and wait until they hold no folder any more."""
+        for process in tasks:
+            process.terminate()
+        for process in tasks:
+            process.join()
+
+
+class Attached(Watcher):
+    """Lets no process outlive the one that started it: the run would hold its folder."""
+
+    def epoch(self, record: Record) -> None:
+        """End the process where its parent is gone; the checkpoint is written on the way out."""
+        parent = multiprocessing.parent_process()
+        if parent is not None and not parent.is_alive():
+            raise SystemExit(1)
+
+
+def _work(job: Job, threads: int, tell: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what there is to say
+    tell.send(work(job, threads, Attached()))
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

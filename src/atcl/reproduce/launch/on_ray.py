@@ -1,0 +1,135 @@
+"""Runs on the machines of a Ray cluster, a GPU for each where there are any."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from atcl.core.device import resolve
+from atcl.core.errors import AtclError
+from atcl.reproduce.launch.crews import Crew, Terms, remote_device, remote_hardware, spread, travelling
+from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.working import Died, Failed, Outcome, work
+from atcl.reproduce.ledger import Job
+
+ANY = 10_000  # jobs that Ray may queue
+PATIENCE = 10  # seconds for an answer from the cluster's head
+SETTINGS = b"\4"  # the kind of the first frame of HTTP/2, which Ray speaks; its length stands before it, and nothing here follows
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A Ray cluster (--on ray)."""
+
+    address: str = ""
+    """of the head, such as 10.0.0.1:6379, or local for a new one here; by default $RAY_ADDRESS, else one that runs on this machine, else local"""
+
+    @contextmanager
+    def open(self, terms: Terms) -> Iterator[Crew]:
+        """Join the cluster, or start one on this machine, which ends with the command."""
+        ray = _imported()
+        remote_device(terms.device, "cpu")  # a wrong one is refused before anything is started
+        if joined := not ray.is_initialized():
+            _join(ray, self.address)
+        try:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            device = remote_device(terms.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu")
+            strong, threads = device == "cuda", terms.threads or 1
+            fits = fitting(nodes, threads, strong)
+            if strong and not fits and len(nodes) == 1:
+                resolve(device)  # a machine alone will get no GPU
+            workers = min(terms.workers, fits) if terms.workers and fits else terms.workers or max(fits, 1)
+
+            def fill(jobs: Sequence[Job], console: Console) -> None:
+                nodes = len([node for node in ray.nodes() if node["Alive"]])
+                console.print(f"{len(jobs)} runs, {workers} at a time, on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}", highlight=False)
+                if not fits:
+                    needs = "a GPU and " * strong + f"{threads} CPU{'s' * (threads > 1)}"
+                    console.print(f"no machine of it has {needs} for a run now: the runs wait until one joins", highlight=False)
+                with Together(console, jobs) as bar:
+                    spread([travelling(job, device) for job in jobs], RayTasks(ray, terms.workers or ANY, threads, strong), bar)
+
+            yield Crew(device, strong, remote_hardware(device), workers, fill)
+        finally:
+            if joined:
+                ray.shutdown()
+
+
+def fitting(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
+    """Return how many runs fit on machines at a time; none is spread over two, so what they have in sum says nothing."""
+    each = (min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes)
+    return sum(each)
+
+
+class RayTasks:
+    """Runs as tasks of Ray, which finds each a machine with a free GPU, or with as many free CPUs as it has threads."""
+
+    def __init__(self, ray: Any, room: int, threads: int, strong: bool) -> None:
+        self.ray, self.room, self.threads = ray, room, threads
+        # a process for each run, as elsewhere; who dies is told of here, so that it is counted and seen
+        self.work = ray.remote(num_cpus=threads, num_gpus=int(strong), max_calls=1, max_retries=0)(work)
+
+    def start(self, jobs: Sequence[Job]) -> list[Any]:
+        """Queue the jobs."""
+        return [self.work.remote(job, self.threads) for job in jobs]
+
+    def wait(self, tasks: Sequence[Any], seconds: float) -> None:
+        """Wait until a task ends."""
+        self.ray.wait(list(tasks), timeout=seconds)
+
+    def outcome(self, task: Any) -> Outcome | None:
+        """Return how a task ended."""
+        if not self.ray.wait([task], timeout=0)[0]:
+            return None
+        dead = (self.ray.exceptions.WorkerCrashedError, self.ray.exceptions.NodeDiedError, self.ray.exceptions.OutOfMemoryError)
+        try:
+            told: Outcome = self.ray.get(task)
+        except dead as error:
+            return Died(f"its worker died ({type(error).__name__})")
+        except self.ray.exceptions.RayError as error:  # the worker could not even begin: another version, no such package
+            return Failed(f"Ray could not run it: {str(error).strip().splitlines()[-1]}")
+        return told
+
+    def stop(self, tasks: Sequence[Any]) -> None:
+        """End the tasks, those that run and those that wait."""
+        for task in tasks:
+            self.ray.cancel(task, force=True)
+
+
+def _imported() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise AtclError("--on ray needs Ray: pip install 'atcl[ray]'") from None
+    return ray
+
+
+def _join(ray: Any, address: str) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells no one of it
+    try:
+        _knock(address or os.environ.get("RAY_ADDRESS", ""))
+        ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        hint = "" if "RAY_AUTH_MODE" in os.environ else " (one that asks for a token needs RAY_AUTH_MODE=token)"
+        raise AtclError(f"no Ray cluster at {where}: {said}{hint}; give another --ray.address, or `local` to start one here") from None
+
+
+def _knock(address: str) -> None:
+    """Raise where no one answers at an address, or none who speaks as Ray does: Ray itself would try for minutes, and print all the while."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE) as line:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):  # it would take a certificate to be understood
+            return
+        line.sendall(HELLO)
+        if line.recv(9)[3:4] != SETTINGS:
+            raise OSError("what answers there is not Ray")

@@ -1,0 +1,171 @@
+"""Runs as arrays of a SLURM cluster, by submitit."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from atcl.core.device import resolve
+from atcl.core.errors import AtclError, pick
+from atcl.reproduce.launch.crews import Crew, Terms, remote_device, remote_hardware, spread, travelling
+from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.working import Cancelled, Died, Failed, Outcome, work
+from atcl.reproduce.ledger import Job
+
+ARRAY = 1000  # jobs of an array: SLURM's own limit, unless its administrator has set another
+TIMEOUTS = 100  # times that a run may reach its time limit and go on
+EXECUTORS = {"slurm": "the cluster", "local": "processes of this machine, to try things out"}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A SLURM cluster (--on slurm)."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    """of the nodes, such as h100"""
+    gres: str | None = None
+    """in the place of one GPU for each run, such as gpu:h100:1"""
+    minutes: int = 24 * 60
+    """time limit of a run; one that reaches it is queued again, and goes on where it was"""
+    cpus: int = 0
+    """for each run; by default as many as it has threads"""
+    memory: float = 0
+    """for each run, in GB; by default what the cluster gives"""
+    setup: tuple[str, ...] = ()
+    """shell commands before each run, such as 'module load cuda'"""
+    more: tuple[str, ...] = ()
+    """any other option of sbatch as KEY=VALUE, or KEY alone: reservation=deadline exclusive"""
+    executor: str = "slurm"
+    """or local: submitit's processes on this machine, to try things out"""
+
+    @contextmanager
+    def open(self, terms: Terms) -> Iterator[Crew]:
+        """Prepare the array; nothing is queued yet."""
+        submitit = None if terms.dry else _imported()
+        pick(EXECUTORS, self.executor, "executor")
+        if self.minutes < 1 or self.cpus < 0 or self.memory < 0:
+            raise AtclError("a run needs at least one minute, and no negative number of CPUs or GB")
+        here = self.executor == "local"
+        device = remote_device(terms.device, resolve("auto").type if here else "cuda")
+        threads = terms.threads or 1
+        fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
+        room = terms.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
+        if not (here or terms.dry) and shutil.which("srun") is None:
+            raise AtclError("there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local")
+
+        def fill(jobs: Sequence[Job], console: Console) -> None:
+            executor = self._executor(submitit, device, threads, terms)
+            console.print(f"what the jobs print lies in {executor.folder}", highlight=False, soft_wrap=True, markup=False)
+            with Together(console, jobs) as bar:
+                spread([travelling(job, device) for job in jobs], SlurmTasks(submitit, executor, room, threads, here), bar)
+
+        yield Crew(device, device == "cuda", remote_hardware(device), room, fill)
+
+    def _executor(self, submitit: Any, device: str, threads: int, terms: Terms) -> Any:
+        folder = terms.runs.absolute() / "slurm"
+        cpus = self.cpus or threads
+        more = {key: value if equals else True for key, equals, value in (word.partition("=") for word in self.more)}
+        try:
+            executor = submitit.AutoExecutor(folder, cluster=self.executor, slurm_max_num_timeout=TIMEOUTS, local_max_num_timeout=TIMEOUTS)
+            executor.update_parameters(
+                name="atcl", timeout_min=self.minutes, cpus_per_task=cpus, mem_gb=self.memory or None,
+                gpus_per_node=1 if device == "cuda" and not self.gres else None, slurm_partition=self.partition, slurm_account=self.account,
+                slurm_qos=self.qos, slurm_constraint=self.constraint, slurm_gres=self.gres, slurm_setup=list(self.setup) or None,
+                slurm_array_parallelism=terms.workers or ARRAY, slurm_additional_parameters=more or None,
+                slurm_srun_args=[f"--cpus-per-task={cpus}"],  # which srun no longer takes over from sbatch
+            )  # fmt: skip
+        except OSError as error:
+            raise AtclError(f"cannot write to {folder}: {error.strerror}; choose another --runs") from None
+        return executor
+
+
+@dataclass
+class SlurmTasks:
+    """Runs as jobs of an array."""
+
+    submitit: Any
+    executor: Any
+    room: int
+    threads: int
+    here: bool  # whether the jobs are processes of this machine
+
+    def start(self, jobs: Sequence[Job]) -> list[Any]:
+        """Queue jobs as one array."""
+        try:
+            with nullcontext() if self.here else _sheltered():  # a process of this machine is to be ended by the same signal
+                tasks: list[Any] = self.executor.map_array(Resumed(), jobs, [self.threads] * len(jobs))
+        except (self.submitit.core.utils.FailedJobError, self.submitit.core.utils.FailedSubmissionError) as error:
+            raise AtclError(f"SLURM did not take the jobs: {' '.join(str(error).split())}") from None
+        for task in tasks if self.here else []:
+            task._results_timeout_s = 0  # what a process of this machine has not written, it will not write
+        return tasks
+
+    def wait(self, tasks: Sequence[Any], seconds: float) -> None:
+        """Wait a while: SLURM does not call back."""
+        time.sleep(seconds)
+
+    def outcome(self, task: Any) -> Outcome | None:
+        """Return how a job ended."""
+        if not task.done():
+            return None
+        if cancelled := task.get_info(mode="cache").get("State", "").startswith("CANCELLED"):
+            task._results_timeout_s = 0  # what it has not written, it will not write
+        try:
+            told: Outcome = task.result()
+        except self.submitit.core.utils.FailedJobError as error:
+            return Failed(f"its job {task.job_id} failed; see {task.paths.stderr}", str(error))
+        except self.submitit.core.utils.UncompletedJobError:
+            if cancelled:
+                return Cancelled(f"its job {task.job_id} was cancelled")
+            return Died(f"its job {task.job_id} ended without a result ({task.state})")
+        return told
+
+    def stop(self, tasks: Sequence[Any]) -> None:
+        """Cancel the jobs, those that run and those that wait; processes of this machine are waited for."""
+        if tasks and not self.here:
+            subprocess.call(["scancel", *(task.job_id for task in tasks)])  # once: each call waits for the controller
+            return
+        for task in tasks:
+            task.cancel(check=False)
+        while not all(task.done() for task in tasks):
+            time.sleep(0.05)
+
+
+@contextmanager
+def _sheltered() -> Iterator[None]:
+    """Keep a Ctrl-C from the commands that are run: an sbatch that it ends may have queued jobs that no one knows of."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which they inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Resumed:
+    """A job that submitit may interrupt before its time limit, or where others go first: it is queued again, and goes on from its checkpoint."""
+
+    def __call__(self, job: Job, threads: int) -> Outcome:
+        """Carry the job out."""
+        return work(job, threads)
+
+    def checkpoint(self, job: Job, threads: int) -> Any:
+        """Return what is queued again; the run's own checkpoint is written."""
+        return _imported().helpers.DelayedSubmission(self, job, threads)
+
+
+def _imported() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise AtclError("--on slurm needs submitit: pip install 'atcl[slurm]'") from None
+    return submitit

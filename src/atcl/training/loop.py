@@ -1,0 +1,144 @@
+"""The one loop: stages of epochs, each a schedule of attack budgets over a pure tensor step."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from atcl.attacks.pgd import Ascend, ascent, pgd
+from atcl.core.errors import AtclError
+from atcl.core.precisions import InBf16, multiplying
+from atcl.core.seeds import derive, forked_rng
+from atcl.data.images import as_float
+from atcl.data.weak import Batch, WeakData, shuffled
+from atcl.engine.attack_model import Twin, faithful_twin
+from atcl.engine.engines import EAGER, Engine
+from atcl.losses import Targets, names_of
+from atcl.training.learner import Learner
+from atcl.training.objectives import Objective, loss_of
+from atcl.training.stage import Phase, Stage
+from atcl.training.supervision import CandidatesOnly, PseudoLabels, Supervision, guesses, predicted, remembered
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What an observer sees after an epoch; nothing in it reaches back into training."""
+
+    phase: Phase
+    loss: float  # mean over the epoch
+    inside: float  # share of attacked training images whose prediction is a candidate
+    agreement: float | None  # share of them whose prediction is the pseudo-label; None without pseudo-labels
+    model: Module  # a frozen copy in eval mode
+    memory: Tensor  # (n, K)
+    twin: Twin  # the same model in the attack's precision
+    ascend: Ascend  # one ascent of an attack, as the engine runs it
+
+
+Observer = Callable[[Snapshot], Iterator[None] | None]  # one that waits for the device pauses before, so that others can use it
+
+
+def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()) -> None:
+    """Train through the epochs of `stage` that `learner` has not done yet."""
+    with forked_rng():
+        for _ in fitting(learner, data, stage, seed=seed, engine=engine, observers=observers):
+            pass
+
+
+def fitting(
+    learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()
+) -> Iterator[None]:  # fmt: skip
+    """Do what `fit` does, and pause after each batch, so that several models can take turns; the global random state is the caller's to keep."""
+    _check_labels(data, stage)
+    precision = stage.precision.on(data.device)
+    prior, some = data.prior(), as_float(data.images(data.some()))
+    twin = faithful_twin(learner.model, precision.attack, some, engine.say, compiles=engine.compiles)
+    model = InBf16(learner.model) if precision.update == "bf16" else learner.model
+    written = predicted, ascent, descent
+    quick = engine.part(predicted), engine.part(ascent), engine.part(descent)
+    follow = engine.part(Twin.follow)
+
+    def step(index: Tensor, steps: int, remember: bool) -> Tensor:
+        predict, ascend, descend = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
+        batch = data.batch(index, stage.augmentation, learner.rng)
+        follow(twin)
+        with multiplying(twin.kind):
+            if remember:
+                _remember(learner.memory, batch, predict(twin, batch.x), stage.supervision)
+            targets = _targets(learner, batch, data, prior, stage.supervision)
+            adv = batch.x
+            if steps:
+                climb = stage.objective.climb(twin, batch.x, targets)
+                adv = pgd(
+                    twin, batch.x, climb, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
+                    norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng, ascend=ascend,
+                )  # fmt: skip
+        with multiplying(precision.update):
+            loss, tally = descend(stage.objective, model, batch.x, adv, targets)
+            learner.optimizer.zero_grad()
+            loss.backward()
+            learner.optimizer.step()
+        return tally
+
+    run = engine.whole(step, learner.rng)
+    for epoch in range(learner.epoch + 1, stage.epochs + 1):
+        phase = stage.phase(epoch)
+        learner.turn(phase)
+        twin.eval()  # whatever an observer did to it
+        learner.rng.manual_seed(derive(seed, epoch))
+        torch.manual_seed(derive(seed, epoch, "global"))  # for dropout and other modules, which draw from the global generator
+        totals = torch.zeros(4, device=data.device)
+        for index in shuffled(len(data), stage.batch_size, learner.rng):
+            totals += run(index, phase.budget.steps, phase.remember)
+            yield
+        learner.epoch = epoch
+        twin.follow()
+        snapshot = _snapshot(learner, phase, totals, stage, twin, quick[1])
+        for observe in observers:
+            yield from observe(snapshot) or ()
+
+
+def descent(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """Return the loss to descend, and (loss, inside, agreeing, images) summed over the batch, without waiting for the device."""
+    loss, logits = objective.descend(model, x, adv, targets)
+    return loss, _tally(loss, logits, targets)
+
+
+def _remember(memory: Tensor, batch: Batch, probabilities: Tensor, supervision: Supervision) -> None:
+    assert isinstance(supervision, PseudoLabels)
+    memory[batch.index] = remembered(memory[batch.index], probabilities, batch.candidates, supervision.beta)
+
+
+def _targets(learner: Learner, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision) -> Targets:
+    """Return what a batch is fitted to."""
+    if isinstance(supervision, CandidatesOnly):
+        return Targets(batch.candidates, prior=prior, transition=data.transition)
+    return Targets(batch.candidates, learner.gamma, guesses(learner.memory[batch.index], batch.candidates))
+
+
+def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
+    prediction = logits.detach().argmax(1)
+    inside = targets.candidates.gather(1, prediction[:, None]).sum()
+    agreeing = inside if targets.guess is None else (prediction == targets.guess).sum()
+    return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
+
+
+def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin: Twin, ascend: Ascend) -> Snapshot:
+    """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
+    loss, inside, agreeing, images = totals.tolist()
+    finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())
+    if not (math.isfinite(loss) and finite):
+        raise AtclError(
+            f"{'the state is' if math.isfinite(loss) else 'the loss is'} no longer finite in epoch {phase.epoch} "
+            f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
+        )
+    agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None
+    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone(), twin, ascend)
+
+
+def _check_labels(data: WeakData, stage: Stage) -> None:
+    if loss_of(stage.objective).single and not data.single:
+        others = names_of(lambda loss: not loss.single)
+        raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: for several use one of {others}")
