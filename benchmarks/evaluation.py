@@ -23,7 +23,7 @@ from atcl.attacks.threat import Threat
 from atcl.core.device import environment, resolve
 from atcl.datasets.sources import DATASETS
 from atcl.evaluation.attacks import ATTACKS
-from atcl.evaluation.cache import Book
+from atcl.evaluation.cache import EvaluationCache
 from atcl.evaluation.evaluate import measure, withstood
 from atcl.models import MODELS
 from atcl.runs.run import open_run
@@ -67,10 +67,10 @@ def trained(options: Options, device: torch.device) -> nn.Module:
         clean, labels = x[index].float() / 255, y[index]
         epsilon = options.epsilon * min(1.0, 2 * step / options.steps)
 
-        def climb(logits: Tensor, labels: Tensor = labels) -> Tensor:
+        def attack_loss(logits: Tensor, labels: Tensor = labels) -> Tensor:
             return F.cross_entropy(logits, labels)
 
-        adv = pgd(model, clean, climb, epsilon=epsilon, step_size=2.5 * epsilon / options.attack_steps + 1e-6, steps=options.attack_steps, rng=rng)
+        adv = pgd(model, clean, attack_loss, epsilon=epsilon, step_size=2.5 * epsilon / options.attack_steps + 1e-6, steps=options.attack_steps, rng=rng)
         loss = F.cross_entropy(model(adv), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -97,7 +97,7 @@ def main(options: Options) -> None:
     passes: dict[str, dict[str, float]] = {}
 
     def ours(half: bool) -> Tensor:
-        book = Book(None, {})
+        book = EvaluationCache(None, {})
         found = withstood(model, part, threat, "autoattack", replace(ATTACKS["autoattack"], half=half), 0, options.batch_size, book)[0]
         steps = dict.fromkeys(step for step, _ in book.lines)
         passes["ours" if half else "ours without fp16"] = {

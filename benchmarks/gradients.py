@@ -45,7 +45,7 @@ def loop(model: Module, x: Tensor, targets: Targets) -> float:
     parameters = [dict(model.named_parameters())[name] for name in names]
     directions = []
     for image, candidates in zip(x, targets.candidates, strict=True):
-        loss, _ = OBJECTIVE.descend(model, image[None], image[None], Targets(candidates[None]))
+        loss, _ = OBJECTIVE.training_loss(model, image[None], image[None], Targets(candidates[None]))
         gradient = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters)])
         directions.append(gradient / gradient.norm())
     return float(torch.cov(torch.stack(directions).T, correction=0).trace())

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from atcl.analysis.observers import OBSERVATIONS, Sight, Values, onlooking, planned
+from atcl.analysis.observers import OBSERVATIONS, ObserverContext, Values, attach_observers, planned_epochs
 from atcl.core.device import environment, resolve
 from atcl.core.seeds import forked_rng
 from atcl.engine.engines import engine_of, room_to_compile
@@ -59,12 +59,12 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, list[float]]()
 
-    def timed(self, name: str, of: Callable[[Sight], Values]) -> Callable[[Sight], Values]:
+    def timed(self, name: str, of: Callable[[ObserverContext], Values]) -> Callable[[ObserverContext], Values]:
         """Return a look that notes how long it took."""
 
-        def look(sight: Sight) -> Values:
+        def look(context: ObserverContext) -> Values:
             began = now(self.device)
-            values = of(sight)
+            values = of(context)
             self.seconds.setdefault(name, []).append(now(self.device) - began)
             return values
 
@@ -76,7 +76,7 @@ def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Pat
     (stage, *_), data = wanted.stages, problem.train
     run = Run(folder, "observed", 1, wanted, data.classes, wanted.shape)
     learner = Learner(run.fresh_model(), data, stage)
-    engine, observers = onlooking(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1)
+    engine, observers = attach_observers(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1)
     over = [False]
 
     def mark(_: Snapshot) -> Iterator[None]:
@@ -106,7 +106,7 @@ def main(options: Options) -> None:
     steps, about = watched - sum(looks.values()) - alone, environment(device)  # what notes in each step add to an epoch, and noise
     print(f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}")
     print(f"an epoch, mean of {len(turns)}: {alone:.3f} s alone; watched, without its looks, {1000 * steps:+.1f} ms")
-    plan = planned(options.observe, stage, problem, device)
+    plan = planned_epochs(options.observe, stage, problem, device)
     for name, seconds in looks.items():
         print(f"a look at {name} {1000 * seconds:.1f} ms, {len(plan[name])} of them in {stage.epochs} epochs")
     added = sum(looks[name] * len(plan[name]) for name in looks) + max(0.0, steps) * stage.epochs

@@ -23,7 +23,7 @@ from atcl.core.precisions import Precision
 from atcl.data.images import as_float
 from atcl.data.weak import WeakData, rule_out
 from atcl.engine.engines import engine_of
-from atcl.engine.interleaving import together
+from atcl.engine.interleaving import interleave
 from atcl.models import MODELS
 from atcl.recipes.catalogue import recipe
 from atcl.training.learner import Learner
@@ -118,7 +118,7 @@ def ours(options: Options, way: str, models: int, device: torch.device) -> dict[
                 return
             yield
 
-    together([task(number == 0) for number in range(models)], device)
+    interleave([task(number == 0) for number in range(models)], device)
     peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else None
     step = statistics.median(times[6:]) / models
     return {"way": way, "models": models, "ms": step, "peak_gib": peak, "warm_up_s": time.perf_counter() - began - sum(times[6:]) / 1000}

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from atcl.analysis.attacks import attack_qualities, lowered_share, paper_climbs, sign_cosine, true_probability
+from atcl.analysis.attacks import attack_qualities, lowered_share, paper_attack_losses, sign_cosine, true_probability
 from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients, layer_norms
 from atcl.attacks.threat import Budget
 from atcl.core.errors import AtclError
-from atcl.evaluation.attacks import cross_entropy
+from atcl.evaluation.attacks import cross_entropy_of
 from atcl.evaluation.pseudo_labels import pseudo_label_accuracy
 from atcl.losses import LOSSES, PAPER, Targets
 from atcl.models import MODELS
@@ -35,7 +35,7 @@ def batch(n: int = 12) -> tuple[Tensor, Tensor, Targets]:
 
 def batch_gradient(model: nn.Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: tuple[str, ...]) -> Tensor:
     """The gradient of the batch's loss, the ordinary way."""
-    loss, _ = objective.descend(model, x, adv, targets)
+    loss, _ = objective.training_loss(model, x, adv, targets)
     found = torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in names])
     return torch.cat([one.flatten() for one in found])
 
@@ -100,7 +100,7 @@ def test_dropouts_drop_by_masks_of_ones_own_where_a_generator_is_given() -> None
     one, two, three = ((torch.rand(32, 6, generator=rng) >= p) / (1 - p) for p in (0.5, 1 / 3, 0.5))
     hidden = torch.tanh(model.first(adv.flatten(1))) * one
     logits = model.last(torch.tanh(model.second(hidden)) * two * three)
-    loss, _ = MinMax().descend(lambda images: logits, x, adv, targets)  # type: ignore[arg-type]
+    loss, _ = MinMax().training_loss(lambda images: logits, x, adv, targets)  # type: ignore[arg-type]
     expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in first])])
     torch.testing.assert_close(dropped.sum(0), expected, atol=1e-6, rtol=1e-4)
 
@@ -180,8 +180,8 @@ def test_the_norm_of_a_layer_is_that_of_all_its_parameters() -> None:
 def test_attacks_that_start_alike_differ_by_what_they_climb_alone() -> None:
     model, (x, _, targets) = net(), batch()
     true = model(x).argmax(1)
-    climbs = {**paper_climbs(model, x, targets.candidates), "again": cross_entropy(true)}
-    found = attack_qualities(model, x, climbs, true, Budget(0.2, 0.05, 5), Generator().manual_seed(3))
+    attack_losses = {**paper_attack_losses(model, x, targets.candidates), "again": cross_entropy_of(true)}
+    found = attack_qualities(model, x, attack_losses, true, Budget(0.2, 0.05, 5), Generator().manual_seed(3))
     assert set(found) == {"oracle", *PAPER, "pla", "again"}
     for one in (found["oracle"], found["again"]):
         assert one.l1.tolist() == [0.0] * len(x)
@@ -197,10 +197,10 @@ def test_the_guess_of_the_pseudo_label_attack_is_a_candidate() -> None:
     logits = model(x).detach()
     predicted = logits.argmax(1)
     ruled_out = ~torch.nn.functional.one_hot(predicted, tiny.CLASSES).bool()  # what the model believes in is ruled out
-    climb = paper_climbs(model, x, ruled_out)["pla"]
+    attack_loss = paper_attack_losses(model, x, ruled_out)["pla"]
     second = logits.scatter(1, predicted[:, None], -torch.inf).argmax(1)
     expected = LOSSES["log"](logits, Targets(ruled_out, 0.5, second))
-    assert float(climb(logits)) == pytest.approx(float(expected))
+    assert float(attack_loss(logits)) == pytest.approx(float(expected))
 
 
 def test_shares_and_cosines_by_hand() -> None:

@@ -50,7 +50,7 @@ def close_to(wanted: dict[str, list[tuple[int, float]]]) -> dict[str, object]:
     }  # events hold single precision
 
 
-class Stop(boards.Logged):
+class Stop(boards.TensorBoardLogger):
     def epoch(self, record: journal.Record) -> None:
         super().epoch(record)
         if record["epoch"] == 2:
@@ -59,7 +59,7 @@ class Stop(boards.Logged):
 
 @pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/two-stage", "mnist/warmup-pla"])
 def test_the_log_holds_what_the_journal_holds_and_the_run_is_the_same(name: str, tmp_path: Path) -> None:
-    log = boards.Logged(Watcher())
+    log = boards.TensorBoardLogger(Watcher())
     run, alone = go(tmp_path / "logged", name, log, ("gradients",)), go(tmp_path / "alone", name)
     log.close(run)
     assert logged(run) == close_to(expected(run))
@@ -71,7 +71,7 @@ def test_the_log_holds_what_the_journal_holds_and_the_run_is_the_same(name: str,
 def test_a_resumed_run_repeats_no_step(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, watcher=Stop(Watcher()), observe=("gradients",))
-    log = boards.Logged(Watcher())
+    log = boards.TensorBoardLogger(Watcher())
     run = go(tmp_path, watcher=log, observe=("gradients",))
     log.close(run)
     assert [step for step, _ in logged(run)["loss"]] == [1, 2, 3, 4, 5]
@@ -89,18 +89,18 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> 
     (tmp_path / layout.TENSORBOARD).write_text("a file in the way")
     hears = Hears()
     hears.said = []
-    run = go(tmp_path, watcher=boards.Logged(hears))
+    run = go(tmp_path, watcher=boards.TensorBoardLogger(hears))
     assert len(run.journal) == 5
     assert [text for text in hears.said if "TensorBoard" in text]
 
 
 def test_a_log_that_has_failed_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: boards.Log, record: journal.Record, when: float | None = None) -> None:
+    def full(self: boards.EventFile, record: journal.Record, when: float | None = None) -> None:
         raise OSError("no space left")
 
-    log = boards.Logged(Watcher())
+    log = boards.TensorBoardLogger(Watcher())
     with monkeypatch.context() as patched:
-        patched.setattr(boards.Log, "add", full)
+        patched.setattr(boards.EventFile, "add", full)
         run = go(tmp_path, watcher=log)
     log.close(run)  # by now there would be room
     assert logged(run) == {}

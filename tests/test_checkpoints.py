@@ -50,7 +50,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["truncated", "empty", "one bit flipped"])
 def test_a_damaged_one_is_named_and_the_one_before_it_used(stopped: Path, how: str) -> None:
     newest, before = checkpoints.stored(stopped / "checkpoints")
-    expected = checkpoints.unpacked(newest.read_bytes(), newest)
+    expected = checkpoints.from_bytes(newest.read_bytes(), newest)
     damage(newest, how)
     said: list[str] = []
     found = checkpoints.newest(stopped / "checkpoints", said.append)
@@ -152,7 +152,7 @@ def test_a_redone_epoch_replaces_its_damaged_twin(tmp_path: Path) -> None:
         checkpoints.save(tmp_path, 0, epoch, {"epoch": torch.tensor(epoch)})
     damage(checkpoints.stored(tmp_path)[0], "truncated")
     checkpoints.save(tmp_path, 0, 5, {"epoch": torch.tensor(5), "other": torch.tensor(1)})
-    states = [checkpoints.unpacked(path.read_bytes(), path) for path in checkpoints.stored(tmp_path)]
+    states = [checkpoints.from_bytes(path.read_bytes(), path) for path in checkpoints.stored(tmp_path)]
     assert [int(state["epoch"]) for state in states] == [5, 4]
 
 
@@ -170,7 +170,7 @@ def test_what_is_written_later_is_what_was_there_when_it_was_saved(tmp_path: Pat
         weights.zero_()
         assert not checkpoints.stored(tmp_path)  # training goes on before it is written
         gate.set()
-    assert [checkpoints.unpacked(path.read_bytes(), path)["weights"].tolist() for path in checkpoints.stored(tmp_path)] == [[1, 1, 1]]
+    assert [checkpoints.from_bytes(path.read_bytes(), path)["weights"].tolist() for path in checkpoints.stored(tmp_path)] == [[1, 1, 1]]
 
 
 def test_a_write_that_fails_is_told_at_the_next_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,4 +267,4 @@ def test_nothing_that_is_loaded_can_carry_code(tmp_path: Path) -> None:
     path = tmp_path / "stage-0-epoch-0001-0000000000000000.safetensors"
     torch.save({"weights": torch.ones(2)}, path)  # a pickle in disguise
     with pytest.raises(AtclError, match="not a whole safetensors file"):
-        checkpoints.unpacked(path.read_bytes(), path)
+        checkpoints.from_bytes(path.read_bytes(), path)

@@ -13,21 +13,21 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from atcl.attacks.norms import NORMS
-from atcl.attacks.pgd import ascent
+from atcl.attacks.pgd import pgd_step
 from atcl.core.errors import AtclError
 from atcl.core.precisions import InBf16, Precision
 from atcl.data.images import as_float
 from atcl.engine import engines
-from atcl.engine.attack_model import Twin, _agrees, faithful_twin, takes_channels_last
-from atcl.engine.engines import EAGER, ENGINES, PLAIN, Engine, Part, Recording, compiled, engine_of
-from atcl.engine.fused_layers import FUSED, STENCIL, TURNED, Halved
+from atcl.engine.attack_model import AttackModel, _agrees, faithful_attack_model, takes_channels_last
+from atcl.engine.engines import EAGER, ENGINES, PLAIN, Engine, Part, StepGraph, compiled, engine_of
+from atcl.engine.fused_layers import FUSED, STENCIL, TURNED, ReluMaxPool
 from atcl.engine.interleaving import Lane
 from atcl.losses import Targets
 from atcl.models import MODELS, SmallCNN, preact_resnet18, resnet18
 from atcl.recipes.costs import passes
 from atcl.recipes.schema import Recipe
 from atcl.training.learner import Learner
-from atcl.training.loop import descent, fit, fitting
+from atcl.training.loop import fit, fitting, loss_and_tally
 from atcl.training.objectives import Objective
 from atcl.training.stage import Stage
 from atcl.training.supervision import PseudoLabels, blank_memory, guesses
@@ -55,7 +55,7 @@ def kinds() -> dict[str, tuple[Recipe, Stage]]:
 KINDS = kinds()
 
 
-def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[nn.Module, Twin, Tensor, Targets]:
+def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[nn.Module, AttackModel, Tensor, Targets]:
     """A model, its twin, images, and what they are fitted to, as a step of the stage would have them."""
     torch.manual_seed(0)
     data = tiny.problem(recipe.labels).train.to(device)
@@ -64,20 +64,20 @@ def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[
     targets = Targets(candidates, prior=data.prior(), transition=data.transition)
     if isinstance(stage.supervision, PseudoLabels):
         targets = Targets(candidates, torch.tensor(0.5, device=device), guesses(blank_memory(candidates), candidates))
-    return model, Twin(model), x, targets
+    return model, AttackModel(model), x, targets
 
 
 def hold_parts(recipe: Recipe, stage: Stage, device: torch.device, run: Callable[[Any], Any]) -> None:
     """One ascent and one descent, run otherwise, do what is written."""
-    model, twin, x, targets = prepared(recipe, stage, device)
-    climb = stage.objective.climb(twin, x, targets)
+    model, attack_model, x, targets = prepared(recipe, stage, device)
+    attack_loss = stage.objective.attack_loss(attack_model, x, targets)
     epsilon, step_size = torch.tensor(0.3, device=device), torch.tensor(0.01, device=device)
-    arguments = (twin, x, (x + 0.05).clamp(0, 1), climb, epsilon, step_size, NORMS[stage.budget.norm])
-    plain, quick = ascent(*arguments), run(ascent)(*arguments)
+    arguments = (attack_model, x, (x + 0.05).clamp(0, 1), attack_loss, epsilon, step_size, NORMS[stage.budget.norm])
+    plain, quick = pgd_step(*arguments), run(pgd_step)(*arguments)
     assert (plain == quick).float().mean() >= 0.98  # the sign amplifies rounding
     assert not torch.equal(plain, x)
     results = []
-    for function in (descent, run(descent)):
+    for function in (loss_and_tally, run(loss_and_tally)):
         torch.manual_seed(1)  # dropout
         model.zero_grad()
         loss, tally = function(stage.objective, model, x, plain, targets)
@@ -198,21 +198,21 @@ def lived_in(model: nn.Module) -> nn.Module:
 def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], compiles: bool) -> None:
     torch.manual_seed(0)
     model = build()
-    twin = Twin(model, settle=True, compiles=compiles)
+    attack_model = AttackModel(model, settle=True, compiles=compiles)
     lived_in(model)
-    twin.follow()
+    attack_model.follow()
     x = torch.rand(2, 3, 17, 19, requires_grad=True)
-    ours, theirs = twin(x), model(x)
+    ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
-    assert len(twin.settled) >= 2
+    assert len(attack_model.settled) >= 2
 
 
 @pytest.mark.parametrize("size", [(6, 8), (5, 8), (6, 7)])
 def test_relu_and_pooling_as_one_give_the_librarys_values_and_slopes(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randint(-2, 3, (3, 5, *size)).float().requires_grad_()  # whole numbers: many are equal
-    ours, theirs = Halved()(x), F.max_pool2d(F.relu(x), 2)
+    ours, theirs = ReluMaxPool()(x), F.max_pool2d(F.relu(x), 2)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     upstream = torch.randn_like(ours)
     torch.testing.assert_close(*(torch.autograd.grad(out, x, upstream)[0] for out in (ours, theirs)), rtol=0, atol=0)
@@ -226,15 +226,15 @@ def test_only_pooling_by_two_is_drawn_together_with_its_relu(pool: nn.Module, sa
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(3))
     x = torch.rand(2, 1, 11, 11)
     model(x)
-    twin = Twin(model, settle=True)
-    assert any(isinstance(module, Halved) for module in twin.modules()) == same
-    torch.testing.assert_close(twin(x), model(x))
+    attack_model = AttackModel(model, settle=True)
+    assert any(isinstance(module, ReluMaxPool) for module in attack_model.modules()) == same
+    torch.testing.assert_close(attack_model(x), model(x))
 
 
 def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
-    twin = Twin(SmallCNN(10), settle=True)
-    assert [(one.form, one.relu) for one in twin.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
-    assert sum(isinstance(module, Halved) for module in twin.modules()) == 2
+    attack_model = AttackModel(SmallCNN(10), settle=True)
+    assert [(one.form, one.relu) for one in attack_model.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
+    assert sum(isinstance(module, ReluMaxPool) for module in attack_model.modules()) == 2
 
 
 def test_a_twin_is_compared_with_its_model_whether_or_not_gradients_are_asked_for() -> None:
@@ -245,14 +245,14 @@ def test_a_twin_is_compared_with_its_model_whether_or_not_gradients_are_asked_fo
 
 def test_without_a_compiler_kernels_of_the_library_do_as_much_as_they_can() -> None:
     """Of the 20 convolutions of a ResNet-18 only the three of shortcuts are left without a ReLU, and no sum and no normalisation stands alone."""
-    twin = Twin(resnet18(4), settle=True, compiles=False)
-    assert {one.form for one in twin.settled} == {FUSED}
-    assert [one.relu for one in twin.settled].count(False) == 3
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in twin.modules())
-    assert isinstance(twin.model, fx.GraphModule)
-    left = [node.target for node in twin.model.graph.nodes if node.op != "call_module"]
+    attack_model = AttackModel(resnet18(4), settle=True, compiles=False)
+    assert {one.form for one in attack_model.settled} == {FUSED}
+    assert [one.relu for one in attack_model.settled].count(False) == 3
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in attack_model.modules())
+    assert isinstance(attack_model.model, fx.GraphModule)
+    left = [node.target for node in attack_model.model.graph.nodes if node.op != "call_module"]
     assert left == ["x", torch.mean, "output"]
-    assert all(one.relu for one in Twin(SmallCNN(10), settle=True, compiles=False).settled)
+    assert all(one.relu for one in AttackModel(SmallCNN(10), settle=True, compiles=False).settled)
 
 
 class Summing(nn.Module):
@@ -330,8 +330,8 @@ def test_a_model_that_tracing_changes_is_still_asked_in_its_own_way(
     assert _agrees(model, x, "fp32", settle=True, compiles=False, joins=True) == joins
     assert _agrees(model, x, "fp32", settle=True, compiles=False, joins=False)
     assert capsys.readouterr().err == ""
-    twin = Twin(model, settle=True, compiles=False, joins=joins)
-    ours, theirs = twin(x), model(x)
+    attack_model = AttackModel(model, settle=True, compiles=False, joins=joins)
+    ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)))
 
@@ -339,26 +339,26 @@ def test_a_model_that_tracing_changes_is_still_asked_in_its_own_way(
 def test_sums_are_drawn_into_convolutions_only_where_nothing_else_needs_them() -> None:
     torch.manual_seed(0)
     model, x = Summing().eval(), torch.rand(2, 3, 6, 6, requires_grad=True)
-    twin = Twin(model, settle=True, compiles=False)
-    assert [one.relu for one in twin.settled] == [True, True, *[False] * 6]
-    ours, theirs = twin(x), model(x)
+    attack_model = AttackModel(model, settle=True, compiles=False)
+    assert [one.relu for one in attack_model.settled] == [True, True, *[False] * 6]
+    ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)))
 
 
 def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:
     model = Odd()
-    assert {name for name, module in Twin(model, settle=True).named_modules() if isinstance(module, nn.BatchNorm2d)} == {"model.shared"}
+    assert {name for name, module in AttackModel(model, settle=True).named_modules() if isinstance(module, nn.BatchNorm2d)} == {"model.shared"}
 
     class Looking(Odd):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) if float(x.sum()) > 0 else super().forward(-x)
 
     looking = Looking()
-    twin = Twin(looking, settle=True)
-    assert all(one.sources[1] is None for one in twin.settled)
+    attack_model = AttackModel(looking, settle=True)
+    assert all(one.sources[1] is None for one in attack_model.settled)
     x = torch.rand(2, 3, 9, 9)
-    torch.testing.assert_close(twin(x), looking.eval()(x))
+    torch.testing.assert_close(attack_model(x), looking.eval()(x))
 
 
 class Aliased(Odd):
@@ -404,10 +404,10 @@ def test_whatever_a_model_does_its_faithful_twin_does_too(build: Callable[[], nn
     assert settled or build not in (Odd, Aliased)
     assert not settled or build not in (Hooked, Inspecting)
     assert _agrees(model, x, "fp32", settle=False)
-    twin = Twin(model, settle=settled)
+    attack_model = AttackModel(model, settle=settled)
     lived_in(model)
-    twin.follow()
-    torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-3)
+    attack_model.follow()
+    torch.testing.assert_close(attack_model(x), model(x), rtol=1e-3, atol=1e-3)
     assert takes_channels_last(model, x) == (build is not Viewing)
 
 
@@ -434,29 +434,29 @@ class Constant32(nn.Module):
 
 def test_a_model_that_does_not_compute_in_bf16_is_looked_at_in_fp32_and_that_is_said() -> None:
     heard: list[str] = []
-    twin = faithful_twin(Constant32(), "bf16", torch.rand(2, 3, 2, 2), heard.append)
-    assert (twin.kind, twin.dtype) == ("fp32", torch.float32)
+    attack_model = faithful_attack_model(Constant32(), "bf16", torch.rand(2, 3, 2, 2), heard.append)
+    assert (attack_model.kind, attack_model.dtype) == ("fp32", torch.float32)
     assert heard == ["the model does not compute in bf16: the attack looks at it in fp32"]
-    assert faithful_twin(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype == torch.bfloat16
+    assert faithful_attack_model(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype == torch.bfloat16
     assert len(heard) == 1
 
 
 def test_a_twin_follows_in_its_own_precision_and_leaves_statistics_whole() -> None:
     model = tiny.TinyNet()
-    twin = Twin(model, "bf16")
+    attack_model = AttackModel(model, "bf16")
     x = torch.rand(8, *tiny.SHAPE)
     for _ in range(2):
         model.train()(x).sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
-        twin.follow()
-        logits = twin(x)
+        attack_model.follow()
+        logits = attack_model(x)
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits, model.eval()(x), rtol=0.05, atol=0.05)
-    assert {tensor.dtype for tensor in twin.parameters()} == {torch.bfloat16, torch.float32}
-    assert {name: tensor.dtype for name, tensor in twin.named_buffers()}["model.layers.1.running_var"] == torch.float32
-    assert not any(tensor.requires_grad for tensor in twin.parameters())
+    assert {tensor.dtype for tensor in attack_model.parameters()} == {torch.bfloat16, torch.float32}
+    assert {name: tensor.dtype for name, tensor in attack_model.named_buffers()}["model.layers.1.running_var"] == torch.float32
+    assert not any(tensor.requires_grad for tensor in attack_model.parameters())
 
 
 def test_a_precision_that_is_none_is_refused() -> None:
@@ -485,7 +485,7 @@ class FakeStream:
     device: torch.device = CPU
 
 
-class Emulated(Recording):
+class Emulated(StepGraph):
     """A recording on a CPU: where a graph would be replayed, the function is called anew on the tensors that the recording reads."""
 
     def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: Any, rng: torch.Generator | None = None) -> None:
@@ -508,7 +508,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: fake.current)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: fake.default)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: FakeStream(f"side {next(number)}"))
-    monkeypatch.setattr(engines, "Recording", Noted)
+    monkeypatch.setattr(engines, "StepGraph", Noted)
     return fake
 
 

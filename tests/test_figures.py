@@ -16,10 +16,10 @@ from matplotlib.transforms import Bbox
 from atcl.analysis.observers import OBSERVATIONS
 from atcl.cli.commands import Train
 from atcl.cli.entry import main
-from atcl.core.journal import packed
+from atcl.core.journal import to_lines
 from atcl.core.settings import overridden, parse, to_data
 from atcl.recipes.catalogue import recipe
-from atcl.reproduce.figures.canvas import Drawn, curve_rows, draw_curves
+from atcl.reproduce.figures.canvas import DrawnPanel, curve_rows, draw_curves
 from atcl.reproduce.figures.catalogue import FIGURES
 from atcl.reproduce.figures.making import make, train_small
 from atcl.reproduce.figures.plan import DIGITS_SETTING, PAPER_SETTING, SMALL, Need, Setting, curve_of, needs
@@ -51,11 +51,11 @@ def invented(setting: Setting, keep: float = 1.0) -> list[Recorded]:
     return found
 
 
-def drawn(name: str, setting: Setting, runs: list[Recorded]) -> list[Drawn]:
+def drawn(name: str, setting: Setting, runs: list[Recorded]) -> list[DrawnPanel]:
     return [
-        Drawn(
+        DrawnPanel(
             panel,
-            setting.tasks[panel.dataset].dataset,
+            setting.defaults[panel.dataset].dataset,
             tuple((curve, curve_of(curve, panel, setting, runs)[0]) for curve in panel.curves),
             len(setting.seeds[: panel.seeds]),
         )
@@ -184,8 +184,8 @@ def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
     one, two = tmp_path / "runs/any/name", tmp_path / "results/digits/oracle-0/seed-2"
     for folder in (one, two):
         folder.mkdir(parents=True)
-        (folder / "journal.jsonl").write_bytes(packed([{"stage": 0, "epoch": 1, "loss": 0.5}]))
-    (one / ANALYSIS).write_bytes(packed([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
+        (folder / "journal.jsonl").write_bytes(to_lines([{"stage": 0, "epoch": 1, "loss": 0.5}]))
+    (one / ANALYSIS).write_bytes(to_lines([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
     told = {"recipe": to_data(recipe("digits/oracle")), "seed": 1}
     (one / "recipe.json").write_text(json.dumps(told))
     said: list[str] = []

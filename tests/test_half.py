@@ -19,13 +19,13 @@ from atcl.attacks.threat import Threat
 from atcl.datasets.sources import digits
 from atcl.engine import cuda_graphs as recordings
 from atcl.engine import replayed_model as acceleration
-from atcl.engine.attack_model import Twin, faithful_twin
-from atcl.engine.cuda_graphs import Recording, Tape, agrees, gradient_of, note
+from atcl.engine.attack_model import AttackModel, faithful_attack_model
+from atcl.engine.cuda_graphs import GraphPool, ModelGraph, agrees, gradient_of, note
 from atcl.engine.replayed_model import Replayed
 from atcl.evaluation import evaluate as verdicts
 from atcl.evaluation.attacks import ATTACKS, Attack
-from atcl.evaluation.cache import Book
-from atcl.evaluation.evaluate import looks_at_half, measure, withstood
+from atcl.evaluation.cache import EvaluationCache
+from atcl.evaluation.evaluate import attacks_in_fp16, measure, withstood
 from atcl.models import MODELS
 
 THREAT = Threat(0.05, 0.01)
@@ -50,9 +50,9 @@ def test_convolutions_compute_in_fp16_and_the_logits_keep_their_digits() -> None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-        twin = faithful_twin(model, "fp16", x[:2], compiles=False)
-        ours, theirs = twin(x), model(x)
-    assert (twin.kind, {one.forth.dtype for one in twin.settled}) == ("fp16", {torch.float16})
+        attack_model = faithful_attack_model(model, "fp16", x[:2], compiles=False)
+        ours, theirs = attack_model(x), model(x)
+    assert (attack_model.kind, {one.forward_weight.dtype for one in attack_model.settled}) == ("fp16", {torch.float16})
     assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
     assert not torch.equal(ours, ours.half().float())
 
@@ -60,7 +60,7 @@ def test_convolutions_compute_in_fp16_and_the_logits_keep_their_digits() -> None
 @pytest.mark.parametrize(("head", "kind"), [(nn.Linear(8, 4), "fp16"), (nn.Conv2d(8, 4, 1), "fp32")])
 def test_a_model_that_would_answer_in_fp16_is_looked_at_in_fp32(head: nn.Module, kind: str) -> None:
     heard: list[str] = []
-    assert faithful_twin(Headed(head), "fp16", torch.rand(2, 1, 8, 8), heard.append, compiles=False).kind == kind
+    assert faithful_attack_model(Headed(head), "fp16", torch.rand(2, 1, 8, 8), heard.append, compiles=False).kind == kind
     assert heard == ([] if kind == "fp16" else ["the model does not compute in fp16: the attack looks at it in fp32"])
 
 
@@ -68,16 +68,16 @@ def test_each_image_has_its_gradient_however_long_those_of_others_are() -> None:
     model = net()
     x, weights = torch.rand(12, 1, 8, 8).requires_grad_(), torch.randn(12, 10)
     lengths = torch.tensor([*(10.0**power for power in range(-30, 12, 4)), 1e-43])[:, None]
-    twin = Twin(model, "fp16", settle=True, compiles=False)
-    tape = Tape(None, torch.tensor(False))  # type: ignore[arg-type]
-    found = gradient_of(twin(x), x, weights * lengths, tape)
+    attack_model = AttackModel(model, "fp16", settle=True, compiles=False)
+    tape = GraphPool(None, torch.tensor(False))  # type: ignore[arg-type]
+    found = gradient_of(attack_model(x), x, weights * lengths, tape)
     note(found, tape)
     assert not bool(tape.overflow)
     (plain,) = torch.autograd.grad(model(x), x, weights)
     # a unit that fp16 rounds across zero turns its part on or off
     apart = (found[:-1] / lengths[:-1, :, None, None] - plain[:-1]).flatten(1).norm(dim=1)
     assert bool((apart < 0.15 * plain[:-1].flatten(1).norm(dim=1)).all())
-    note(gradient_of(twin(x), x, weights * torch.inf, tape), tape)
+    note(gradient_of(attack_model(x), x, weights * torch.inf, tape), tape)
     assert bool(tape.overflow)
 
 
@@ -90,7 +90,7 @@ def test_an_overflow_or_logits_far_from_the_models_own_turn_a_batch_to_fp32_and_
         (logits + 0.01, False, False), (logits + 100, False, False), (logits, True, True), (moved, False, True), (lost, False, True),
     ]:  # fmt: skip
         quick = Replayed(nn.Linear(2, 2), 20, half=True)
-        quick.tapes["fp16"] = Tape(None, torch.tensor(overflow))  # type: ignore[arg-type]
+        quick.tapes["fp16"] = GraphPool(None, torch.tensor(overflow))  # type: ignore[arg-type]
         assert (quick.kind, quick.strayed(ours, logits)) == ("fp16", expected)
         assert quick.kind == ("fp32" if expected else "fp16")
         assert quick.strayed(lost, logits) == (not expected)  # there is nothing after fp32
@@ -112,22 +112,22 @@ class Graph:
 
 @pytest.fixture
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(model: nn.Module, like: Tensor, tape: Tape) -> Recording:
+    def record(model: nn.Module, like: Tensor, tape: GraphPool) -> ModelGraph:
         live: list[Tensor] = []
 
-        def forth() -> None:
+        def forward_weight() -> None:
             with torch.enable_grad():
                 live[:] = [leaf := made.x.detach().clone().requires_grad_(), model(leaf)]
             note(live[1], tape)
             made.logits.copy_(live[1].detach())
 
-        def back() -> None:
+        def backward_weight() -> None:
             found = gradient_of(live[1], live[0], made.upstream, tape)
             note(found, tape)
             made.gradient.copy_(found)
 
         logits = model(like).detach()
-        made = Recording(like.clone(), logits, torch.zeros_like(logits), torch.zeros_like(like), Graph(forth), Graph(back), tape)  # type: ignore[arg-type]
+        made = ModelGraph(like.clone(), logits, torch.zeros_like(logits), torch.zeros_like(like), Graph(forward_weight), Graph(backward_weight), tape)  # type: ignore[arg-type]
         return made
 
     monkeypatch.setattr(acceleration, "record", record)
@@ -163,20 +163,20 @@ def test_recordings_answer_as_the_model_does_in_fp16_where_there_are_convolution
 
 
 @pytest.mark.usefixtures("_emulated")
-@pytest.mark.parametrize("back", [False, True])
-def test_what_fp16_cannot_hold_is_noticed_once_for_its_batch(back: bool) -> None:
+@pytest.mark.parametrize("backward_weight", [False, True])
+def test_what_fp16_cannot_hold_is_noticed_once_for_its_batch(backward_weight: bool) -> None:
     class Steep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = net()
 
         def forward(self, x: Tensor) -> Tensor:  # logits that are small, with a gradient that is not
-            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if back else self.inner(x)
+            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
             return out
 
     model = Steep()
     quick, x, more = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8), torch.rand(30, 1, 8, 8)
-    odd = torch.where(torch.rand_like(more) < 0.5, 1.5, more) if back else 1e5 * more  # ends behind the rows of the next
+    odd = torch.where(torch.rand_like(more) < 0.5, 1.5, more) if backward_weight else 1e5 * more  # ends behind the rows of the next
     for _ in range(2):
         quick.begin()
         slope(quick, x)
@@ -222,9 +222,9 @@ def test_where_nothing_more_can_be_recorded_in_fp16_it_is_given_up_and_a_batch_t
 @pytest.mark.parametrize("later", [False, True])
 def test_a_size_that_disagrees_in_fp16_turns_every_batch_that_asks_for_it_whatever_came_before(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
-    made: list[weakref.ref[Recording]] = []
+    made: list[weakref.ref[ModelGraph]] = []
 
-    def agreeing(one: Recording, model: nn.Module) -> bool:
+    def agreeing(one: ModelGraph, model: nn.Module) -> bool:
         return agrees(one, model) and not (one.tape.overflow is not None and (not later or len(one.x) > 40))
 
     def recording(*given: Any) -> Any:
@@ -296,8 +296,8 @@ def test_a_model_that_draws_lots_on_the_host_is_not_recorded(monkeypatch: pytest
         def forward(self, x: Tensor) -> Tensor:
             return x.flip(1) if random.random() < 0.5 else x
 
-    monkeypatch.setattr(recordings, "waiting", lambda mode: nullcontext())
-    x, tape = torch.rand(2, 3).requires_grad_(), Tape(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(recordings, "host_sync", lambda mode: nullcontext())
+    x, tape = torch.rand(2, 3).requires_grad_(), GraphPool(None)  # type: ignore[arg-type]
     assert [recordings._passes(model, x, "error", tape) for model in (nn.Identity(), Lots(), nn.Dropout().eval())] == [True, False, True]
 
 
@@ -339,7 +339,7 @@ def test_weights_for_which_fp16_takes_much_for_nothing_are_recorded_in_fp32() ->
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), norm, nn.Flatten(), nn.Linear(128, 10)).eval().requires_grad_(False)
     norm.weight.fill_(1e-7)
     norm.bias.fill_(1.0)  # the logits hardly depend on the images: only their gradient tells
-    assert faithful_twin(model, "fp16", torch.rand(2, 1, 8, 8), compiles=False).kind == "fp16"  # as far as other weights tell
+    assert faithful_attack_model(model, "fp16", torch.rand(2, 1, 8, 8), compiles=False).kind == "fp16"  # as far as other weights tell
     quick, x = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8)
     torch.testing.assert_close(slope(quick, x), slope(model, x), rtol=1e-3, atol=1e-11)
     assert quick.kind == "fp32"
@@ -372,7 +372,7 @@ class Narrow(Replayed):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, 10, half=True)
-        self.tapes["fp16"] = Tape(None, torch.tensor(False))  # type: ignore[arg-type]
+        self.tapes["fp16"] = GraphPool(None, torch.tensor(False))  # type: ignore[arg-type]
         self.seen: list[tuple[str, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -394,15 +394,15 @@ def test_a_batch_that_fp16_led_astray_is_attacked_again_in_fp32(name: str, tmp_p
         yield quick
 
     monkeypatch.setattr(verdicts, "replayed", stand_in)
-    monkeypatch.setattr(verdicts, "looks_at_half", lambda attack, device: attack.half)
+    monkeypatch.setattr(verdicts, "attacks_in_fp16", lambda attack, device: attack.half)
     attack = replace(ATTACKS[name], half=True)
-    book = Book(tmp_path, {"attack": name})
+    book = EvaluationCache(tmp_path, {"attack": name})
     found, _ = withstood(model, test, replace(THREAT, epsilon=0.005), name, attack, 0, 10, book)
     monkeypatch.undo()
-    plain, _ = withstood(model, test, replace(THREAT, epsilon=0.005), name, replace(attack, half=False), 0, 10, Book(None, {}))
+    plain, _ = withstood(model, test, replace(THREAT, epsilon=0.005), name, replace(attack, half=False), 0, 10, EvaluationCache(None, {}))
     assert torch.equal(found, plain)
     assert [book.lines[name, number]["crafted"] for number in range(3)] == ["fp16", "fp32", "fp16"]
-    assert book.crafted == "fp16 and fp32"
+    assert book.attack_precision == "fp16 and fp32"
     assert {kind for kind, number in quick.seen} == {"fp16", "fp32"}
 
 
@@ -425,7 +425,7 @@ def test_verdicts_in_fp16_lie_apart_from_others_and_those_of_before_still_count(
     monkeypatch.setitem(ATTACKS, "autoattack", passes(ATTACKS["autoattack"]))
     old = measure(model, test, THREAT, ["autoattack"], keep=tmp_path)["autoattack"]
     assert ("crafted" in old.attack, number) == (False, 1)
-    monkeypatch.setattr(verdicts, "looks_at_half", half)
+    monkeypatch.setattr(verdicts, "attacks_in_fp16", half)
     found = measure(model, test, THREAT, ["natural"], keep=tmp_path, extend=True)
     assert (set(found), number) == ({"natural", "autoattack", "worst"}, 1)
     assert "crafted" not in found["autoattack"].attack
@@ -439,4 +439,4 @@ def test_verdicts_in_fp16_lie_apart_from_others_and_those_of_before_still_count(
 
 def test_only_autoattack_looks_at_fp16_and_nothing_does_on_a_cpu() -> None:
     assert [name for name, attack in ATTACKS.items() if attack.half] == ["autoattack"]
-    assert not any(looks_at_half(attack, torch.device("cpu")) for attack in ATTACKS.values())
+    assert not any(attacks_in_fp16(attack, torch.device("cpu")) for attack in ATTACKS.values())

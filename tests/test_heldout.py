@@ -16,7 +16,7 @@ from atcl.datasets.labels import Complementary, LabelSource, Ordinary, RandomSet
 from atcl.evaluation.evaluate import measure
 from atcl.runs.start import train
 from atcl.training.selection import RULES, Best, Rule, chosen_epoch
-from atcl.training.weak_validation import accuracy, inside, judge, scel, unbiased, ure
+from atcl.training.weak_validation import accuracy, inside_candidates, judge, scel, unbiased_accuracy, ure
 from tests import tiny
 
 CLASSES = 5
@@ -32,7 +32,7 @@ def weak(candidates: Tensor, transition: Tensor | None = None) -> WeakData:
 def test_over_all_sets_of_labels_the_estimate_is_the_loss_of_the_true_class(true: int, number: int, rng: Generator) -> None:
     sets = list(itertools.combinations([label for label in range(CLASSES) if label != true], number))
     loss = torch.rand(1, CLASSES, generator=rng).expand(len(sets), -1)
-    estimates = unbiased(loss, weak(rule_out(len(sets), CLASSES, sets)))
+    estimates = unbiased_accuracy(loss, weak(rule_out(len(sets), CLASSES, sets)))
     torch.testing.assert_close(estimates.mean(), loss[0, true])
 
 
@@ -40,7 +40,7 @@ def test_over_all_sets_of_labels_the_estimate_is_the_loss_of_the_true_class(true
 def test_under_a_transition_matrix_too(true: int, rng: Generator) -> None:
     transition = torch.tensor([[0.1, 0.3, 0.6], [0.5, 0.0, 0.5], [0.7, 0.25, 0.05]])
     loss = torch.rand(1, 3, generator=rng).expand(3, -1)
-    estimates = unbiased(loss, weak(rule_out(3, 3, [0, 1, 2]), transition))
+    estimates = unbiased_accuracy(loss, weak(rule_out(3, 3, [0, 1, 2]), transition))
     torch.testing.assert_close(transition[true] @ estimates, loss[0, true])
 
 
@@ -48,7 +48,7 @@ def test_scores_by_hand() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
     held = weak(rule_out(2, 3, [0, 0]))
     p = logits.softmax(1)
-    assert inside(logits, held).tolist() == [1, 0]
+    assert inside_candidates(logits, held).tolist() == [1, 0]
     torch.testing.assert_close(scel(logits, held), -(1 - p[:, 0]).log())
     torch.testing.assert_close(ure(logits, held), -p.log().sum(1) + 2 * p[:, 0].log())
     assert accuracy(logits, held).tolist() == [1, -1]  # a label that is hit counts K - 1 times

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from atcl.models import MODELS, Derived, Official
 from atcl.models.initial import redrawn
 from atcl.recipes.catalogue import RECIPES, recipe, with_derived_weights
-from atcl.recipes.defaults import TASKS
+from atcl.recipes.defaults import DEFAULTS
 
 SHAPES = {"small_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 
@@ -90,4 +90,4 @@ def test_recipes_of_the_papers_datasets_draw_official_weights_and_no_others_do()
         dataset = name.partition("/")[0]
         assert recipe(name).initial == draws.get(dataset, Derived()), name
         assert (with_derived_weights(recipe(name)) == recipe(name)) == (dataset not in draws)
-    assert set(draws) < set(TASKS)
+    assert set(draws) < set(DEFAULTS)

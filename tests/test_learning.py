@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from atcl.recipes.defaults import TASKS
+from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
 from atcl.runs.spec import Execution
 from atcl.runs.start import train
 
 QUICK = replace(
-    TASKS["digits"], model="mlp", epochs=40, opening=14, scheduling=14, budget=replace(TASKS["digits"].budget, steps=4, step_size=0.06)
+    DEFAULTS["digits"], model="mlp", epochs=40, opening=14, scheduling=14, budget=replace(DEFAULTS["digits"].budget, steps=4, step_size=0.06)
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError
 from atcl.datasets.sources import Dataset, digits
 from atcl.evaluation.masking import CHECKS, Flag, beyond_chance, suspicions
-from atcl.evaluation.masking_evidence import GEOMETRIES, probe, square_attack
+from atcl.evaluation.masking_evidence import GEOMETRIES, gather_evidence, square_attack
 from atcl.models import TinyCNN
 from tests.tiny import TinyNet, split
 
@@ -129,7 +129,7 @@ def test_the_honest_models_differ_in_robustness_so_that_both_cases_are_seen() ->
     test = data().test
     left = []
     for epsilon in (0, 0.15):
-        evidence = probe(trained(epsilon), test.x, test.truth.labels, THREATS["linf"], seed=0, batch_size=256, images=120, queries=1)
+        evidence = gather_evidence(trained(epsilon), test.x, test.truth.labels, THREATS["linf"], seed=0, batch_size=256, images=120, queries=1)
         assert evidence.right.float().mean() > 0.85
         left.append(float(evidence.kept(evidence.pgd20).float().mean()))
     assert left[0] < 0.35 < 0.45 < left[1]
@@ -157,7 +157,7 @@ def test_one_class_for_all_images_is_right_where_they_are_of_one_class() -> None
 def test_a_few_other_answers_of_many_do_not_hide_a_collapse(n: int, others: int, flagged: bool) -> None:
     x = torch.full((n, 1, 6, 6), 0.25)
     labels = torch.arange(n) % 2
-    evidence = probe(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1)
+    evidence = gather_evidence(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1)
     passes = torch.eye(2)[(torch.arange(n) < others).long()].expand(5, n, 2)
     assert (CHECKS["constant"](replace(evidence, passes=passes)) is not None) == flagged
 
@@ -187,7 +187,7 @@ def test_what_is_not_finite_for_some_images_is_counted_and_the_rest_is_judged() 
 def test_noise_as_strong_as_pgd_is_flagged_unless_both_break_nothing_or_everything(drawn: int, climbed: int, flagged: bool) -> None:
     x = torch.full((20, 1, 6, 6), 0.25)
     labels = torch.zeros(20, dtype=torch.int64)
-    evidence = probe(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=20, images=20, queries=1)
+    evidence = gather_evidence(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=20, images=20, queries=1)
     broken = torch.arange(20)[:, None]  # the same images first, so that noise breaks none that PGD20 leaves unless it breaks more
     right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     told = replace(evidence, noise=torch.where(broken < drawn, wrong, right), pgd20=torch.where(broken < climbed, wrong, right))
@@ -231,7 +231,7 @@ def test_the_model_and_the_random_state_are_left_as_found_and_a_seed_fixes_the_a
     modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
     tiny = split()
-    one, two = (probe(model, tiny.x, tiny.truth.labels, THREATS["linf"], seed=4, batch_size=3, images=15, queries=5) for _ in range(2))
+    one, two = (gather_evidence(model, tiny.x, tiny.truth.labels, THREATS["linf"], seed=4, batch_size=3, images=15, queries=5) for _ in range(2))
     assert modes == [module.training for module in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())

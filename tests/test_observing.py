@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from atcl.analysis.observe_checkpoints import look_back
-from atcl.analysis.observers import OBSERVATIONS, ON_GPU, SHARE, Observers, observed_epochs, planned
+from atcl.analysis.observe_checkpoints import observe_checkpoints
+from atcl.analysis.observers import OBSERVATIONS, ON_GPU, SHARE, Observers, observed_epochs, planned_epochs
 from atcl.core import journal
 from atcl.core.errors import AtclError
 from atcl.engine.engines import EAGER, Engine, Step
@@ -89,7 +89,7 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
     recipe = tiny.RECIPES[name]
     watched, alone = go(tmp_path / "watched", recipe, ALL), go(tmp_path / "alone", recipe, ())
     problem = tiny.problem(recipe.labels)
-    found = look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
+    found = observe_checkpoints(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
     assert observed(alone) == found
     assert [one["epoch"] for one in found] == [one["epoch"] for one in alone.journal[-2:]]
     for then, now in zip(observed(watched)[-2:], found, strict=True):
@@ -100,10 +100,10 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
             assert now[key] == pytest.approx(then[key], rel=1e-3, abs=1e-4), key
         assert all(now[key] > 0 for key in batch)
         assert all(then[key] > 0 for key in steps)
-    look_back(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
+    observe_checkpoints(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
     assert observed(alone) == found  # nothing twice
     with pytest.raises(AtclError, match="differs in data"):
-        look_back(alone, ("gradients",), problem=replace(problem, train=problem.train.take(torch.arange(19)), truth=None), build=tiny.TinyNet)
+        observe_checkpoints(alone, ("gradients",), problem=replace(problem, train=problem.train.take(torch.arange(19)), truth=None), build=tiny.TinyNet)
 
 
 def test_the_norm_that_is_noted_is_that_of_the_step_which_was_taken(tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_by_default_all_onlookers_together_keep_to_their_share(name: str, device
     object.__setattr__(sized, "train", Sized())
     object.__setattr__(sized, "test", problem.test and Sized())
     work = images * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
-    plan = planned(ALL, stage, sized, torch.device(device))
+    plan = planned_epochs(ALL, stage, sized, torch.device(device))
     assert min(map(len, plan.values())) >= fewest, "too few to draw a curve from"
     assert weight * sum(OBSERVATIONS[each].passes(stage, sized) * len(epochs) for each, epochs in plan.items()) <= SHARE * work
     for each in ALL:
-        assert len(planned([each], stage, sized, torch.device(device))[each]) >= 20
+        assert len(planned_epochs([each], stage, sized, torch.device(device))[each]) >= 20
 
 
 @pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atcl.core.errors import AtclError
-from atcl.engine.interleaving import LANES, together
+from atcl.engine.interleaving import LANES, interleave
 from atcl.runs.spec import RunSpec
 from atcl.runs.start import train, train_together
 from atcl.runs.watcher import Watcher
@@ -33,8 +33,8 @@ def drawing(seed: int, times: int) -> Generator[None, None, list[float]]:
 
 def test_each_draws_from_a_global_state_of_its_own_and_the_common_one_stays() -> None:
     before = torch.get_rng_state()
-    alone = [together([drawing(seed, times)], CPU)[0] for seed, times in ((1, 3), (2, 5))]
-    assert together([drawing(1, 3), drawing(2, 5)], CPU) == alone
+    alone = [interleave([drawing(seed, times)], CPU)[0] for seed, times in ((1, 3), (2, 5))]
+    assert interleave([drawing(1, 3), drawing(2, 5)], CPU) == alone
     assert torch.equal(before, torch.get_rng_state())
     assert alone[0] != alone[1][:3]
 
@@ -50,14 +50,14 @@ def learning(seed: int) -> Generator[None, None, Tensor]:
 
 
 def test_models_that_take_turns_are_those_trained_alone() -> None:
-    alone = [together([learning(seed)], CPU)[0] for seed in (1, 2, 3)]
-    assert all(torch.equal(one, other) for one, other in zip(alone, together([learning(seed) for seed in (1, 2, 3)], CPU), strict=True))
+    alone = [interleave([learning(seed)], CPU)[0] for seed in (1, 2, 3)]
+    assert all(torch.equal(one, other) for one, other in zip(alone, interleave([learning(seed) for seed in (1, 2, 3)], CPU), strict=True))
     assert not torch.equal(alone[0], alone[1])
 
 
 def test_no_more_share_a_gpu_than_there_are_streams_for() -> None:
     with pytest.raises(AtclError, match=f"at most {LANES} runs"):
-        together([drawing(number, 1) for number in range(LANES + 1)], torch.device("cuda"))
+        interleave([drawing(number, 1) for number in range(LANES + 1)], torch.device("cuda"))
 
 
 def failing(at: int) -> Generator[None, None, list[float]]:
@@ -77,7 +77,7 @@ def test_one_that_fails_later_lets_the_others_end() -> None:
         return found
 
     with pytest.raises(AtclError, match="this one fails"):
-        together([ending(1), failing(2), ending(3)], CPU)
+        interleave([ending(1), failing(2), ending(3)], CPU)
     assert ended == [1, 3]
 
 
@@ -94,7 +94,7 @@ def test_one_that_fails_at_once_stops_all() -> None:
 
     task = watched()  # held, so that nothing else closes it
     with pytest.raises(AtclError, match="this one fails"):
-        together([task, failing(0)], CPU)
+        interleave([task, failing(0)], CPU)
     assert closed == [True]
 
 
@@ -118,7 +118,7 @@ def test_what_a_failed_one_held_is_free_while_the_others_go_on() -> None:
 
     held: list[weakref.ref[Large]] = []
     with pytest.raises(AtclError, match="this one fails"):
-        together([holding(), looking()], CPU)
+        interleave([holding(), looking()], CPU)
     assert seen == [True]
 
 

@@ -24,11 +24,11 @@ from atcl.evaluation.masking import CHECKS
 from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.recipes.methods import METHODS
 from atcl.reports.curves import DARK, DASHES, PANELS, columns_of, contrast, drawn, on_dark
-from atcl.reports.gathering import TITLES, Told, grouped, overrides, rerun
-from atcl.reports.looking import Seen, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, see, side_for
+from atcl.reports.gathering import METHOD_TITLES, RunSummary, grouped, overrides, rerun
+from atcl.reports.looking import Predictions, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, predict_and_attack, side_for
 from atcl.reports.markup import Markup, el, embedded
 from atcl.reports.scenes import scenes
-from atcl.reports.writing import IMAGES, LIMIT, ROOM, report
+from atcl.reports.writing import GALLERY_IMAGES, LIMIT, ROOM, report
 from atcl.reproduce.figures.style import SERIES, STYLES
 from atcl.runs.problem import Problem
 from atcl.runs.run import Run, open_run
@@ -217,13 +217,13 @@ def test_an_attack_that_was_not_tried_on_all_seeds_says_on_how_many(tmp_path: Pa
 def test_only_a_number_of_threads_comes_into_the_command(tmp_path: Path, threads: object, before: str) -> None:
     run = finished(tmp_path / "run")
     write_json(run.folder / "result.json", {**run.result, "environment": {"device": "a CPU", "threads": threads}})
-    assert rerun(Told.of(run)).startswith(f"{before}atcl train kuzushiji/warmup-pla ")
+    assert rerun(RunSummary.of(run)).startswith(f"{before}atcl train kuzushiji/warmup-pla ")
 
 
 def test_no_name_of_a_model_comes_into_python_as_code(tmp_path: Path) -> None:
     run = open_variant(tmp_path / "run", "digits/warmup-pla")
     wild: Any = {"seed": "1)\nbroken(", "recipe": replace(run.recipe, model="Net)\nbroken(")}
-    tree = ast.parse(rerun(Told.of(replace(run, **wild))))
+    tree = ast.parse(rerun(RunSummary.of(replace(run, **wild))))
     assert len(tree.body) == 2
     assert {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} == {"atcl", "MODEL"}
 
@@ -234,7 +234,7 @@ def test_a_path_with_an_apostrophe_is_quoted(tmp_path: Path) -> None:
     run = replace(run, recipe=replace(run.recipe, labels=FromFile(path)))
     (line,) = [line for line in options(run.recipe) if line.startswith("--labels.path ")]
     assert shlex.split(line) == ["--labels.path", path]
-    assert "atcl.open_run(" in rerun(Told.of(run))  # another kind of labels: no words can say it
+    assert "atcl.open_run(" in rerun(RunSummary.of(run))  # another kind of labels: no words can say it
 
 
 def test_a_setting_that_no_shell_would_read_costs_the_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_a_setting_that_no_shell_would_read_costs_the_command_alone(tmp_path: Pa
 @pytest.mark.parametrize("words", [(), ("--stages.0.epochs", "3"), ("--labels.number", "3", "--threat.epsilon", "0.1", "--selection", "test_pgd20")])
 def test_the_command_on_the_page_gives_the_same_recipe(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = open_variant(tmp_path / "run 1", "digits/warmup-pla", *words)
-    said = shlex.split(rerun(Told.of(run)))
+    said = shlex.split(rerun(RunSummary.of(run)))
     assert said[:3] == ["atcl", "train", "digits/warmup-pla"]
     assert said[said.index("--out") + 1] == str(tmp_path / "run 1-again")
     given = overrides(run)
@@ -257,13 +257,13 @@ def test_the_command_on_the_page_gives_the_same_recipe(tmp_path: Path, words: tu
 
 def test_own_pictures_are_named_in_the_command(tmp_path: Path) -> None:
     run = open_variant(tmp_path / "run", "own/warmup-pla", "--shape", "3", "64", "64")
-    assert "own/warmup-pla --shape 3 64 64 --images FOLDER --labels FILE.csv --seed 1" in rerun(Told.of(run))
+    assert "own/warmup-pla --shape 3 64 64 --images FOLDER --labels FILE.csv --seed 1" in rerun(RunSummary.of(run))
 
 
 def test_a_recipe_that_no_words_can_give_is_told_in_python(tmp_path: Path) -> None:
     run = open_variant(tmp_path / "run", "digits/warmup-pla")
     other = replace(run.recipe.stages[0], optimizer=Sgd(), lr=CosineRise(0.1, over=3))
-    assert "atcl.open_run(" in rerun(Told.of(replace(run, recipe=replace(run.recipe, stages=(other,)))))
+    assert "atcl.open_run(" in rerun(RunSummary.of(replace(run, recipe=replace(run.recipe, stages=(other,)))))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -273,8 +273,8 @@ def test_every_recipe_has_a_command(name: str, tmp_path: Path) -> None:
 
 
 def test_methods_have_the_colours_of_the_figures() -> None:
-    assert set(TITLES) <= set(METHODS)
-    assert set(TITLES.values()) <= set(STYLES)
+    assert set(METHOD_TITLES) <= set(METHODS)
+    assert set(METHOD_TITLES.values()) <= set(STYLES)
     for style in (*STYLES.values(), *SERIES):
         assert contrast(on_dark(style.colour), DARK) >= 3
         assert style.dash in DASHES
@@ -291,7 +291,7 @@ def test_a_run_that_is_not_finished_shows_its_curves_and_says_so(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "run", watcher=Stop())
     said: list[str] = []
-    path = report(tmp_path / "run", say=said.append)
+    path = report(tmp_path / "run", notify=said.append)
     counts, words = read(path)
     assert "training has not ended (epoch 3 of 5)" in words
     assert "There is no result yet" in words
@@ -395,10 +395,10 @@ def test_pictures_of_any_size_and_number_fit_the_page(tmp_path: Path) -> None:
     x = torch.rand(48, 3, 160, 160, generator=rng)
     probabilities = torch.rand(48, 5, generator=rng).softmax(1)
     true = torch.arange(48) % 5
-    seen = Seen(torch.arange(48), true, probabilities, x, (x + 0.1).clamp(0, 1), probabilities.flip(1), 48, Threat(0.1, 0.01))
-    for number in (IMAGES, 48):
+    seen = Predictions(torch.arange(48), true, probabilities, x, (x + 0.1).clamp(0, 1), probabilities.flip(1), 48, Threat(0.1, 0.01))
+    for number in (GALLERY_IMAGES, 48):
         assert len(scenes(seen, tuple("abcde"), number, ROOM)) < 0.8 * LIMIT
-    assert side_for(3 * IMAGES, 3, ROOM) == 128
+    assert side_for(3 * GALLERY_IMAGES, 3, ROOM) == 128
     for channels in (1, 2, 3, 4):
         assert picture(x[0, :1].expand(channels, -1, -1), 32).startswith("data:image/png;base64,")
 
@@ -408,7 +408,7 @@ def test_a_hundred_classes_give_the_mistakes_made_most_often() -> None:
     true = torch.arange(n) % classes
     said = torch.nn.functional.one_hot((true + (true == 7)) % classes, classes).float()
     x = torch.rand(n, 1, 4, 4)
-    text = scenes(Seen(torch.arange(n), true, said, x, x, said, n, Threat(0.1, 0.01)), [f"class {one}" for one in range(classes)], 3, ROOM)
+    text = scenes(Predictions(torch.arange(n), true, said, x, x, said, n, Threat(0.1, 0.01)), [f"class {one}" for one in range(classes)], 3, ROOM)
     assert "The mistakes made most often" in text
     assert re.search(r'<th scope="row">class 7</th><td>class 8</td><td>3</td><td>3</td>', text)
 
@@ -440,7 +440,7 @@ def test_a_gallery_spreads_over_classes_and_outcomes() -> None:
 def test_twins_stay_in_the_ball_and_are_those_of_record_where_all_images_are_looked_at(tmp_path: Path) -> None:
     run = go(tmp_path)
     test = tiny.split(10, seed=1)
-    seen = see(run.model(build=tiny.TinyNet), test, run.recipe.threat)
+    seen = predict_and_attack(run.model(build=tiny.TinyNet), test, run.recipe.threat)
     assert float((seen.adv - seen.x).abs().max()) <= run.recipe.threat.epsilon + 1e-6
     right = (seen.attacked.argmax(1) == seen.true) & (seen.natural.argmax(1) == seen.true)
     assert [one == "stays" for one in outcomes(seen)] == right.tolist()
@@ -459,7 +459,7 @@ def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsy
     assert main(["train", "--out", str(out), *SMALL]) == 0
     assert f"the page lies in {out / 'report.html'}" in capsys.readouterr().out
     counts, words = read(out / "report.html")
-    assert counts["img"] == 3 * IMAGES
+    assert counts["img"] == 3 * GALLERY_IMAGES
     assert "warm-up + PLA on digits" in words
     assert "--model mlp" in words  # in the command that makes it again
     assert main(["train", "--out", str(tmp_path / "other"), "--no-report", *SMALL]) == 0
@@ -542,7 +542,7 @@ def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("atcl.reports.writing.look", full)
     said: list[str] = []
-    _, words = read(report(finished(tmp_path / "run"), say=said.append))
+    _, words = read(report(finished(tmp_path / "run"), notify=said.append))
     assert said == [f"{tmp_path / 'run'}: no images on the page: CUDA out of memory"]
     assert "No images, calibration and confusion: CUDA out of memory." in words
 
@@ -559,7 +559,7 @@ def test_a_test_set_of_another_kind_is_not_looked_at(tmp_path: Path) -> None:
     told = read_json(tmp_path / "run/recipe.json")
     write_json(tmp_path / "run/recipe.json", {**told, "test": "another"})
     said: list[str] = []
-    report(open_run(tmp_path / "run"), say=said.append)
+    report(open_run(tmp_path / "run"), notify=said.append)
     assert "not the one that the run was made with" in said[0]
 
 
@@ -567,7 +567,7 @@ def test_every_panel_reads_a_number_that_runs_record(tmp_path: Path) -> None:
     run = go(tmp_path / "a", execution=Execution(device="cpu", observing=Observers(("gradients", "test"), 1)))
     wanted = tiny.RECIPES["own/warmup-pla"]
     held = train(wanted, name="own/warmup-pla", out=tmp_path / "b", problem=own(wanted), build=tiny.TinyNet, execution=tiny.ON_CPU)
-    recorded = [Told.of(one).recorded for one in (run, held)]
+    recorded = [RunSummary.of(one).recorded for one in (run, held)]
     keys = {key for one in recorded for record in (*one.records, *one.observed) for key in record}
     assert {panel.key for panel in PANELS} <= keys
 

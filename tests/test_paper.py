@@ -11,7 +11,7 @@ import pytest
 
 from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.reproduce.experiments import EXPERIMENTS, Experiment, narrowed, published_at
-from atcl.reproduce.published import ATTACKED, EPOCHS, PUBLISHED, VARIANTS, Asked, asked, card, published
+from atcl.reproduce.published import ATTACKED, EPOCHS, PUBLISHED, VARIANTS, RecipeRef, card, published, recipe_ref
 
 FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "reference/paper.json").read_text())
 TABLES = {"table1": "exp_1", "ablation": "app_exp_d4", "mcl": "app_exp_mcl"}
@@ -91,10 +91,10 @@ def test_the_reader_of_the_source_can_fail() -> None:
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))
 def test_every_cell_is_a_run_of_its_own(experiment: Experiment) -> None:
     for dataset in experiment.datasets:
-        recipes = [asked(f"{dataset}/{row}").recipe for _, row in experiment.rows]
+        recipes = [recipe_ref(f"{dataset}/{row}").recipe for _, row in experiment.rows]
         assert len(set(recipes)) == len(recipes)
         assert {wanted.dataset for wanted in recipes} == {dataset}
-    assert all(asked(f"{dataset}/{row}").name in RECIPES for dataset in experiment.stand_ins for _, row in experiment.rows)
+    assert all(recipe_ref(f"{dataset}/{row}").name in RECIPES for dataset in experiment.stand_ins for _, row in experiment.rows)
 
 
 def test_a_variant_hides_no_method_and_is_used() -> None:
@@ -107,7 +107,7 @@ def test_published_numbers_follow_the_settings_and_not_the_name() -> None:
     plain = recipe("kuzushiji/warmup-pla")
     assert (card(plain) or {})["pgd20"] == {"mean": 85.88, "deviation": 0.48}
     assert (
-        published(Asked("kuzushiji/two-stage-mcl", ("--stages.1.teacher", "test_natural")).recipe)
+        published(RecipeRef("kuzushiji/two-stage-mcl", ("--stages.1.teacher", "test_natural")).recipe)
         is PUBLISHED["kuzushiji/two-stage-mcl-test-teacher"]
     )
     assert published(recipe("kuzushiji/two-stage")) is None  # the paper chose its teacher on the test set
@@ -117,7 +117,7 @@ def test_published_numbers_follow_the_settings_and_not_the_name() -> None:
 
 def test_other_lengths_of_scheduling_keep_the_rule_for_the_memory() -> None:
     for epochs in (20, 70):
-        (stage,) = asked(f"kuzushiji/warmup-pla-es-{epochs}").recipe.stages
+        (stage,) = recipe_ref(f"kuzushiji/warmup-pla-es-{epochs}").recipe.stages
         assert stage.phase(10 + epochs).budget == stage.budget
         assert stage.phase(10 + epochs).gamma == 0
         halves = [epoch for epoch in range(1, 101) if stage.phase(epoch).remember]
@@ -126,5 +126,5 @@ def test_other_lengths_of_scheduling_keep_the_rule_for_the_memory() -> None:
 
 def test_a_part_of_an_experiment() -> None:
     part = narrowed(EXPERIMENTS["table1"], ["digits"], ["warmup-pla", "oracle"], [2, 2])
-    assert part.runs() == [("digits", Asked("digits/oracle"), 2), ("digits", Asked("digits/warmup-pla"), 2)]
+    assert part.runs() == [("digits", RecipeRef("digits/oracle"), 2), ("digits", RecipeRef("digits/warmup-pla"), 2)]
     assert narrowed(part) == part

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from atcl.core.errors import AtclError
-from atcl.data.picture_files import FORMATS, find_pictures, read_picture, read_pictures
+from atcl.data.picture_files import PICTURE_FORMATS, find_pictures, read_picture, read_pictures
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (8, 8), np.uint8)
@@ -172,7 +172,7 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 def test_a_program_in_the_coat_of_a_picture_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
     refused(tmp_path / "a.png", "is not a picture")
-    assert "EPS" not in FORMATS
+    assert "EPS" not in PICTURE_FORMATS
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".gif", ".tif", ".bmp"])

@@ -33,22 +33,22 @@ from atcl.core.errors import AtclError
 from atcl.core.files import is_held, read_json, sole_writer, write_json
 from atcl.core.journal import Record, append, read
 from atcl.core.settings import parse
-from atcl.loggers.progress import Live
-from atcl.reproduce.command import Reproduce, fill, planned
-from atcl.reproduce.launch import PLACES, crews, on_local, working
-from atcl.reproduce.launch.crews import RETRIES, Crew, Place, Terms, spread, travelling
-from atcl.reproduce.launch.on_local import PACK, Local, OneByOne, SideBySide, packed, train_packed
-from atcl.reproduce.launch.on_ray import Ray, fitting
+from atcl.loggers.progress import RunProgress
+from atcl.reproduce.command import Reproduce, fill, plan_lines
+from atcl.reproduce.launch import LAUNCHERS, crews, on_local, working
+from atcl.reproduce.launch.crews import RETRIES, Launcher, LaunchOptions, WorkerPool, portable_job, run_jobs
+from atcl.reproduce.launch.on_local import PACK, Local, ProcessExecutor, SerialExecutor, packs_of, train_packed
+from atcl.reproduce.launch.on_ray import Ray, room_for
 from atcl.reproduce.launch.on_slurm import Slurm
-from atcl.reproduce.launch.progress import Together
-from atcl.reproduce.launch.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken, carry_out
+from atcl.reproduce.launch.progress import JobsProgress
+from atcl.reproduce.launch.working import TRACE, WHY, Cancelled, Died, Done, Failed, Outcome, Taken, run_job
 from atcl.reproduce.ledger import Job
 from tests.test_reproducing import SCHEMA, SMALL, job
 
 TOKEN = secrets.token_hex(32)  # of Ray, which remembers the first that a process shows
 EPOCHS = 16
 LONG = (*SMALL, "--stages.0.epochs", str(EPOCHS))
-OPTIONS: dict[str, Place] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
+OPTIONS: dict[str, Launcher] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
 NEEDS = {"local": "atcl", "ray": "ray", "slurm": "submitit"}
 
 
@@ -57,20 +57,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Job]:
     """Two runs, made in this process one after the other."""
     jobs = {seed: job(tmp_path_factory.mktemp("alone"), seed, LONG) for seed in (1, 2)}
     for one in jobs.values():
-        carry_out(one)
+        run_job(one)
     return jobs
 
 
 @contextmanager
-def opened(name: str, tmp_path: Path) -> Iterator[Crew]:
+def opened(name: str, tmp_path: Path) -> Iterator[WorkerPool]:
     pytest.importorskip(NEEDS[name], reason=f"pip install 'atcl[{name}]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)  # else Ray would keep one in the user's home
         for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):  # set, so that what Ray makes of them is undone
             patch.setenv(variable, "")
             patch.delenv(variable)
-        with OPTIONS[name].open(Terms("cpu", workers=2, threads=1, runs=tmp_path / "runs")) as crew:
-            yield crew
+        with OPTIONS[name].open(LaunchOptions("cpu", workers=2, threads=1, runs=tmp_path / "runs")) as pool:
+            yield pool
 
 
 def holder(folder: Path) -> int | None:
@@ -111,11 +111,11 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
     jobs, cut, said = [job(tmp_path, seed, LONG) for seed in alone], list[int](), io.StringIO()
     over = threading.Event()
     threads = [threading.Thread(target=struck, args=(one, number, cut, over)) for one, number in zip(jobs, signals, strict=False)]
-    with opened(name, tmp_path) as crew:
+    with opened(name, tmp_path) as pool:
         for thread in threads:
             thread.start()
         try:
-            fill(jobs, Console(file=said, width=400), crew)
+            fill(jobs, Console(file=said, width=400), pool)
         finally:
             over.set()
     for thread in threads:
@@ -132,11 +132,11 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
 
 def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_process(alone: dict[int, Job], tmp_path: Path) -> None:
     jobs, said = [job(tmp_path, seed, LONG) for seed in alone], io.StringIO()
-    assert packed(jobs) == [jobs]
+    assert packs_of(jobs) == [jobs]
     train_packed(jobs, Console(file=said, width=400))
-    assert packed(jobs) == []
-    with opened("local", tmp_path) as crew:
-        fill(jobs, Console(file=said, width=400), crew)
+    assert packs_of(jobs) == []
+    with opened("local", tmp_path) as pool:
+        fill(jobs, Console(file=said, width=400), pool)
     for one in jobs:
         assert told(one) == told(alone[one.seed])
         assert read_json(one.path)["engine"]["together"] == len(jobs)
@@ -151,7 +151,7 @@ def test_an_error_in_a_pack_lets_each_run_try_alone(error: Exception, tmp_path: 
 
     monkeypatch.setattr(on_local, "train_together", failing)
     console = Console(file=said, width=400)
-    spread(jobs, OneByOne(console, 2, packed(jobs)), Together(console, jobs))
+    run_jobs(jobs, SerialExecutor(console, 2, packs_of(jobs)), JobsProgress(console, jobs))
     assert all(one.path.exists() for one in jobs)
     told = str(error) if isinstance(error, AtclError) else f"{type(error).__name__}: {error}"
     assert told in said.getvalue()
@@ -166,24 +166,24 @@ def test_each_pack_is_measured_before_the_next_is_trained(tmp_path: Path, monkey
         write_json(one.path, {})
 
     monkeypatch.setattr(on_local, "train_packed", lambda pack, _: seen.append([one.seed for one in pack]))
-    monkeypatch.setattr(on_local, "trained", lambda *_: None)
-    monkeypatch.setattr(on_local, "measured", noting)
-    spread(jobs, OneByOne(console, len(jobs), packed(jobs)), Together(console, jobs))
+    monkeypatch.setattr(on_local, "train_job", lambda *_: None)
+    monkeypatch.setattr(on_local, "evaluate_job", noting)
+    run_jobs(jobs, SerialExecutor(console, len(jobs), packs_of(jobs)), JobsProgress(console, jobs))
     assert seen == [[*range(PACK)], *range(PACK), [PACK, PACK + 1], PACK, PACK + 1]
 
 
 def test_memory_that_runs_out_in_one_run_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, said, full = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO(), [True]
-    measured = working.measured
+    measured = working.evaluate_job
 
     def failing(*given: Any) -> None:
         if full and full.pop():
             raise torch.OutOfMemoryError
         measured(*given)
 
-    monkeypatch.setattr(on_local, "measured", failing)
+    monkeypatch.setattr(on_local, "evaluate_job", failing)
     console = Console(file=said, width=400)
-    spread(jobs, OneByOne(console, 2), Together(console, jobs))
+    run_jobs(jobs, SerialExecutor(console, 2), JobsProgress(console, jobs))
     assert all(one.path.exists() for one in jobs)
     assert "the GPU had no memory left" in said.getvalue()
 
@@ -193,9 +193,9 @@ def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
     trained, other = job(tmp_path, PACK + 1), job(tmp_path, 1, (), "kuzushiji/oracle")
     trained.folder.mkdir(parents=True)
     write_json(trained.folder / "result.json", {})
-    assert packed([many[0], longer, other, trained, *many]) == [[many[0], longer, *many[1 : PACK - 1]], [many[PACK - 1]], [other]]
+    assert packs_of([many[0], longer, other, trained, *many]) == [[many[0], longer, *many[1 : PACK - 1]], [many[PACK - 1]], [other]]
     with sole_writer(many[0].folder):  # by another process: it would stop all that train with it
-        assert packed(many) == [many[1:]]
+        assert packs_of(many) == [many[1:]]
 
 
 @dataclass
@@ -233,34 +233,34 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crews, "LATE", 0.05)
 
 
-def handed_out(jobs: Sequence[Job], team: Scripted) -> str:
+def handed_out(jobs: Sequence[Job], executor: Scripted) -> str:
     said = io.StringIO()
-    spread(jobs, team, Together(Console(file=said, width=400), jobs))
+    run_jobs(jobs, executor, JobsProgress(Console(file=said, width=400), jobs))
     return said.getvalue()
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_a_worker_that_dies_again_and_again_is_given_up_while_the_others_go_on(tmp_path: Path) -> None:
-    team = Scripted({1: [Died("no memory")] * 9, 2: [Died("no memory"), Done(1.0)], 3: [Done(1.0)]})
+    executor = Scripted({1: [Died("no memory")] * 9, 2: [Died("no memory"), Done(1.0)], 3: [Done(1.0)]})
     with pytest.raises(AtclError, match=f"^digits/direct-log .*, seed 1: no memory, {RETRIES + 1} times; the same command goes on where it was$"):
-        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], team)
-    assert Counter(one.seed for one in team.started) == {1: RETRIES + 1, 2: 2, 3: 1}
-    assert team.stopped == []
+        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], executor)
+    assert Counter(one.seed for one in executor.started) == {1: RETRIES + 1, 2: 2, 3: 1}
+    assert executor.stopped == []
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_an_error_is_not_tried_again_and_ends_the_others_only_where_nothing_was_trained(tmp_path: Path) -> None:
     jobs = [job(tmp_path, seed) for seed in (1, 2)]
-    team = Scripted({1: [Failed("no such data")], 2: []})
+    executor = Scripted({1: [Failed("no such data")], 2: []})
     with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: no such data$"):
-        handed_out(jobs, team)
-    assert (len(team.started), team.stopped) == (2, [2])
+        handed_out(jobs, executor)
+    assert (len(executor.started), executor.stopped) == (2, [2])
     jobs[0].folder.mkdir(parents=True)
     append(jobs[0].folder / "journal.jsonl", {"stage": 0, "epoch": 1})
-    team = Scripted({1: [Failed("the loss is not finite")], 2: [Done(1.0)]}, room=1)
+    executor = Scripted({1: [Failed("the loss is not finite")], 2: [Done(1.0)]}, room=1)
     with pytest.raises(AtclError, match=r"seed 1: the loss is not finite$"):
-        handed_out(jobs, team)
-    assert ([one.seed for one in team.started], team.stopped) == ([1, 2], [])
+        handed_out(jobs, executor)
+    assert ([one.seed for one in executor.started], executor.stopped) == ([1, 2], [])
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -268,25 +268,25 @@ def test_work_is_ended_with_the_command(tmp_path: Path, monkeypatch: pytest.Monk
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    team = Scripted({1: [], 2: []})
-    monkeypatch.setattr(team, "wait", pressed)
+    executor = Scripted({1: [], 2: []})
+    monkeypatch.setattr(executor, "wait", pressed)
     with pytest.raises(KeyboardInterrupt):
-        handed_out([job(tmp_path, seed) for seed in (1, 2)], team)
-    assert team.stopped == [1, 2]
+        handed_out([job(tmp_path, seed) for seed in (1, 2)], executor)
+    assert executor.stopped == [1, 2]
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_a_job_that_someone_cancels_ends_its_own_run_alone(tmp_path: Path) -> None:
-    team = Scripted({1: [Cancelled("its job was cancelled")], 2: [Done(1.0)], 3: [Done(1.0)]}, room=1)
+    executor = Scripted({1: [Cancelled("its job was cancelled")], 2: [Done(1.0)], 3: [Done(1.0)]}, room=1)
     with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: its job was cancelled$"):
-        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], team)
-    assert ([one.seed for one in team.started], team.stopped) == ([1, 2, 3], [])
+        handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], executor)
+    assert ([one.seed for one in executor.started], executor.stopped) == ([1, 2, 3], [])
 
 
 @pytest.mark.usefixtures("_at_once")
 def test_what_others_say_is_printed_as_it_is(tmp_path: Path) -> None:
     assert "seed 1: [/data/x] is [red]; it goes on" in handed_out([job(tmp_path)], Scripted({1: [Died("[/data/x] is [red]"), Done(1.0)]}))
-    Live(Console(file=(said := io.StringIO()))).notify("engine [/data/x]")
+    RunProgress(Console(file=(said := io.StringIO()))).notify("engine [/data/x]")
     assert said.getvalue() == "engine [/data/x]\n"
 
 
@@ -301,12 +301,12 @@ def test_a_process_with_more_to_say_than_a_pipe_holds_is_heard_while_it_lives() 
     speaking = Speaking(target=theirs.send, args=(long := Failed("why" * 100_000),), daemon=True)
     speaking.start()
     process, end, told = cast(SpawnProcess, speaking), time.monotonic() + 10, None
-    team = SideBySide(1, 1, {process: ours})
+    executor = ProcessExecutor(1, 1, {process: ours})
     while told is None and time.monotonic() < end:
-        told = team.outcome(process)
+        told = executor.outcome(process)
     assert told == long
-    assert not team.said
-    assert not team.heard
+    assert not executor.said
+    assert not executor.heard
 
 
 @pytest.mark.parametrize("part", [b"", struct.pack("!i", 100) + b"cut off"])
@@ -315,12 +315,12 @@ def test_a_process_that_is_killed_while_it_speaks_has_died(part: bytes) -> None:
     os.write(theirs.fileno(), part)
     theirs.close()
     process = cast(SpawnProcess, Speaking())
-    assert SideBySide(1, 1, {process: ours}).outcome(process) == Died("its process ended with code -9")
+    assert ProcessExecutor(1, 1, {process: ours}).outcome(process) == Died("its process ended with code -9")
 
 
 def test_an_error_of_any_length_is_told_in_a_message_that_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (ValueError("ö" * 100_000), AtclError("ö" * 100_000)):
-        monkeypatch.setattr(working, "carry_out", mock.Mock(side_effect=error))
+        monkeypatch.setattr(working, "run_job", mock.Mock(side_effect=error))
         told = working.work(job(tmp_path), 1)
         assert isinstance(told, Failed)
         assert told.why.endswith("ö")
@@ -340,7 +340,7 @@ def test_who_asks_whether_a_folder_is_held_keeps_no_one_from_it(tmp_path: Path) 
 @pytest.mark.parametrize(("threads", "strong", "fits"), [(1, False, 12), (4, False, 3), (6, False, 0), (1, True, 3), (3, True, 2), (6, True, 0)])
 def test_a_run_fits_on_one_machine_of_a_cluster_or_on_none(threads: int, strong: bool, fits: int) -> None:
     nodes = [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"memory": 1.0}]
-    assert fitting(nodes, threads, strong) == fits
+    assert room_for(nodes, threads, strong) == fits
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -352,7 +352,7 @@ def test_a_folder_that_is_not_shared_is_noticed_at_the_first_result(tmp_path: Pa
 @pytest.mark.usefixtures("_at_once")
 def test_a_run_that_another_machine_is_at_is_waited_for_and_not_made_twice(tmp_path: Path) -> None:
     jobs = [job(tmp_path, seed) for seed in (1, 2)]
-    team = Scripted({1: [Taken()], 2: [Done(1.0)]}, room=1)
+    executor = Scripted({1: [Taken()], 2: [Done(1.0)]}, room=1)
     held, ended = threading.Event(), threading.Event()
 
     def other() -> None:  # makes the first run
@@ -367,10 +367,10 @@ def test_a_run_that_another_machine_is_at_is_waited_for_and_not_made_twice(tmp_p
     held.wait(30)
     assert is_held(jobs[0].folder)
     threading.Timer(0.3, ended.set).start()
-    said = handed_out(jobs, team)
+    said = handed_out(jobs, executor)
     thread.join()
     assert not is_held(jobs[0].folder)
-    assert [one.seed for one in team.started] == [1, 2]
+    assert [one.seed for one in executor.started] == [1, 2]
     assert f"{jobs[0]}: another process is at it, and is waited for\n" in said
     assert f"{jobs[0]}: done by another process (2 of 2)" in said
 
@@ -378,12 +378,12 @@ def test_a_run_that_another_machine_is_at_is_waited_for_and_not_made_twice(tmp_p
 def test_a_job_travels_with_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plain = replace(job(Path()), data_dir=Path("data"))
-    there = travelling(plain, "cuda")
+    there = portable_job(plain, "cuda")
     assert (there.path, there.folder) == (tmp_path / plain.path, tmp_path / plain.folder)
     assert (there.data_dir, there.device) == (tmp_path / "data", "cuda")
-    assert travelling(replace(plain, data_dir=None), "cpu").data_dir is None
+    assert portable_job(replace(plain, data_dir=None), "cpu").data_dir is None
     monkeypatch.setenv("ATCL_DATA", "elsewhere")
-    assert travelling(replace(plain, data_dir=None), "cpu").data_dir == tmp_path / "elsewhere"
+    assert portable_job(replace(plain, data_dir=None), "cpu").data_dir == tmp_path / "elsewhere"
 
 
 SLURM = {  # as far as submitit asks it: an array whose jobs run at once, in sessions of their own, or wait for ever in some partitions
@@ -417,8 +417,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(slurm: Path, tmp_path: Path) -> None:
     endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
     jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "empty"), endless]
-    with Slurm().open(Terms("cpu", runs=tmp_path / "runs")) as crew, pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*empty") as said:
-        fill(jobs, Console(file=io.StringIO()), crew)
+    with Slurm().open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool, pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*empty") as said:
+        fill(jobs, Console(file=io.StringIO()), pool)
     assert "\n" not in str(said.value)
     assert "#SBATCH --array=0-1%2" in (slurm / "script").read_text()
     assert (slurm / "cancelled").read_text() == "7_1\n"
@@ -426,8 +426,8 @@ def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(s
 
 
 def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(slurm: Path, tmp_path: Path) -> None:
-    with Slurm("pressed").open(Terms("cpu", runs=tmp_path / "runs")) as crew, pytest.raises(KeyboardInterrupt):
-        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), crew)
+    with Slurm("pressed").open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool, pytest.raises(KeyboardInterrupt):
+        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), pool)
     assert (slurm / "cancelled").read_text() == "7_0 7_1\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -437,8 +437,8 @@ def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(
 def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(workers: int, ids: list[str], slurm: Path, tmp_path: Path) -> None:
     (slurm / "states").write_text("".join(f"{one}|CANCELLED by 0|None assigned\n" for one in ("7", "7_[0-1]")))
     said, runs = io.StringIO(), tmp_path / "[red]"
-    with Slurm("waiting").open(Terms("cpu", workers, runs=runs)) as crew, pytest.raises(AtclError) as told:
-        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=said, width=400), crew)
+    with Slurm("waiting").open(LaunchOptions("cpu", workers, runs=runs)) as pool, pytest.raises(AtclError) as told:
+        fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=said, width=400), pool)
     assert re.findall(r"seed (\d): its job (\w+) was cancelled", str(told.value)) == list(zip("12", ids, strict=True))
     assert len((slurm / "queued").read_text().splitlines()) == (2 if workers else 1)
     assert str(runs / "slurm") in said.getvalue()
@@ -449,10 +449,10 @@ def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slur
     place = Slurm(
         "nowhere", "mine", "high", "h100", minutes=90, cpus=4, memory=16, setup=("module load cuda",), more=("reservation=ours", "exclusive")
     )
-    with place.open(Terms(workers=2, runs=tmp_path / "runs")) as crew:
-        assert (crew.device, crew.strong, crew.workers) == ("cuda", True, 2)
+    with place.open(LaunchOptions(workers=2, runs=tmp_path / "runs")) as pool:
+        assert (pool.device, pool.strong, pool.workers) == ("cuda", True, 2)
         with pytest.raises(AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
-            fill([job(tmp_path, seed) for seed in (1, 2, 3)], Console(file=io.StringIO()), crew)
+            fill([job(tmp_path, seed) for seed in (1, 2, 3)], Console(file=io.StringIO()), pool)
     assert "\n" not in str(said.value)
     lines = (slurm / "script").read_text().splitlines()
     wanted = "partition=nowhere account=mine qos=high constraint=h100 time=90 cpus-per-task=4 mem=16GB gpus-per-node=1 array=0-1%2 reservation=ours"
@@ -532,7 +532,7 @@ def test_commands_of_the_page_are_understood() -> None:
 
 
 def test_every_place_is_tried_here() -> None:
-    assert PLACES.keys() == OPTIONS.keys() == NEEDS.keys()
+    assert LAUNCHERS.keys() == OPTIONS.keys() == NEEDS.keys()
 
 
 def test_a_plan_for_slurm_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -553,11 +553,11 @@ def test_a_plan_reckons_with_the_number_of_workers(tmp_path: Path, capsys: pytes
     assert "30 runs, 3 at a time" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     done = job(tmp_path)
-    carry_out(done)
+    run_job(done)
     result = read_json(done.path)
     result["training_seconds"] = 60.0
     result["metrics"] = {name: {**one, "seconds": 20.0} for name, one in result["metrics"].items() if name != "worst"}
     write_json(done.path, result)
     jobs = [job(tmp_path, seed) for seed in range(2, 6)]  # of two minutes each
-    lasting = {workers: planned(jobs, tmp_path / "results", result["environment"]["device"], workers)[-1].split()[-1] for workers in (1, 2, 4, 9)}
+    lasting = {workers: plan_lines(jobs, tmp_path / "results", result["environment"]["device"], workers)[-1].split()[-1] for workers in (1, 2, 4, 9)}
     assert lasting == {1: "8:00", 2: "4:00", 4: "2:00", 9: "2:00"}

@@ -17,7 +17,7 @@ from atcl.reproduce.experiments import EXPERIMENTS, narrowed
 from atcl.reproduce.figures.catalogue import FIGURES
 from atcl.reproduce.figures.plan import PAPER_SETTING, needs
 from atcl.reproduce.ledger import jobs_of, result_path
-from atcl.reproduce.published import Asked, card
+from atcl.reproduce.published import RecipeRef, card
 from atcl.reproduce.tables import places, rewritten
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def test_each_result_lies_where_its_settings_say(path: Path) -> None:
 
 
 def accuracy(name: str, metric: str) -> float:
-    values: list[float] = [read_json(result_path(RESULTS, Asked(name), seed))["metrics"][metric]["accuracy"] for seed in (1, 2, 3)]
+    values: list[float] = [read_json(result_path(RESULTS, RecipeRef(name), seed))["metrics"][metric]["accuracy"] for seed in (1, 2, 3)]
     return sum(values) / 3
 
 

@@ -11,13 +11,13 @@ from scipy import stats
 from atcl.cli.entry import main
 from atcl.core.errors import AtclError
 from atcl.core.files import read_json, write_json
-from atcl.core.journal import packed
+from atcl.core.journal import to_lines
 from atcl.core.settings import to_data
-from atcl.reproduce.cells import Cell, margin
+from atcl.reproduce.cells import Cell, explained_by_seeds
 from atcl.reproduce.experiments import EXPERIMENTS, narrowed
 from atcl.reproduce.ledger import UNOFFICIAL, result_path
-from atcl.reproduce.published import Value, asked
-from atcl.reproduce.tables import FORMATS, check_place, grids, markdown, places, rewritten
+from atcl.reproduce.published import Value, recipe_ref
+from atcl.reproduce.tables import TABLE_FORMATS, check_place, grids, markdown, places, rewritten
 
 TABLE = narrowed(EXPERIMENTS["table1"], ["kuzushiji"], ["warmup-pla", "direct-log"])
 
@@ -28,7 +28,7 @@ def metric(accuracy: float, flags: list[str] | None = None) -> dict[str, Any]:
 
 def put(results: Path, cell: str, seed: int, chosen: dict[str, dict[str, Any]], last: float = 80.0, rule: str = "test_pgd20") -> Path:
     """Write what a table reads of a result."""
-    what = asked(cell)
+    what = recipe_ref(cell)
     path = result_path(results, what, seed)
     path.parent.mkdir(parents=True)
     told = {"selection": {"rule": rule}, "metrics": chosen, "last_epoch": {"metrics": dict.fromkeys(("natural", "pgd20", "cw30"), metric(last))}}
@@ -43,18 +43,18 @@ def three(natural: float, pgd20: float, cw30: float) -> dict[str, dict[str, Any]
 @pytest.mark.parametrize(("deviation", "seeds"), [(0.48, 3), (0.48, 1), (25.5, 2)])
 def test_the_margin_is_that_of_a_prediction_interval(deviation: float, seeds: int) -> None:
     spread = deviation * (3 / 2) ** 0.5
-    assert margin(deviation, seeds) == pytest.approx(stats.t.ppf(0.975, df=2) * spread * (1 / 3 + 1 / seeds) ** 0.5)
+    assert explained_by_seeds(deviation, seeds) == pytest.approx(stats.t.ppf(0.975, df=2) * spread * (1 / 3 + 1 / seeds) ** 0.5)
 
 
 def test_the_margin_covers_as_often_as_it_says() -> None:
     """Three seeds of the paper, two of ours, all from one distribution: 95 in 100 differences lie within."""
     draws = stats.norm.rvs(50, 7, size=(20_000, 5), random_state=0)
-    inside = [abs(one[3:].mean() - one[:3].mean()) <= margin(one[:3].std(), 2) for one in draws]
+    inside = [abs(one[3:].mean() - one[:3].mean()) <= explained_by_seeds(one[:3].std(), 2) for one in draws]
     assert sum(inside) / len(inside) == pytest.approx(0.95, abs=0.01)
 
 
 def test_the_margin_is_never_narrower_than_rounding() -> None:
-    assert margin(0.0, 3) == 0.3
+    assert explained_by_seeds(0.0, 3) == 0.3
     assert Cell((10.3,), (), Value(10.0, 0.0)).outside is False
     assert Cell((10.31,), (), Value(10.0, 0.0)).outside is True
     assert Cell((), (), Value(10.0, 0.0)).outside is None
@@ -161,14 +161,14 @@ def test_one_seed_has_no_spread_and_signs_of_false_robustness_are_shown(tmp_path
 def test_a_result_with_other_settings_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
     told = json.loads(path.read_text())
-    write_json(path, {**told, "recipe": to_data(asked("kuzushiji/oracle").recipe)})
+    write_json(path, {**told, "recipe": to_data(recipe_ref("kuzushiji/oracle").recipe)})
     with pytest.raises(AtclError, match="other settings than kuzushiji/warmup-pla"):
         grids(TABLE, tmp_path)
 
 
 def test_json_tells_all_that_is_known_of_a_cell(tmp_path: Path) -> None:
     put(tmp_path, "kuzushiji/warmup-pla", 2, three(91.0, 95.0, 83.0))
-    cells = json.loads(FORMATS["json"](grids(TABLE, tmp_path)))
+    cells = json.loads(TABLE_FORMATS["json"](grids(TABLE, tmp_path)))
     assert len(cells) == 2 * 7
     (cell,) = [one for one in cells if (one["row"], one["metric"], one["rule"]) == ("warmup-pla", "pgd20", "test_pgd20")]
     assert cell["recipe"] == "kuzushiji/warmup-pla"
@@ -179,7 +179,7 @@ def test_json_tells_all_that_is_known_of_a_cell(tmp_path: Path) -> None:
 
 def test_latex_escapes_what_latex_would_read(tmp_path: Path) -> None:
     put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
-    text = FORMATS["latex"](grids(TABLE, tmp_path))
+    text = TABLE_FORMATS["latex"](grids(TABLE, tmp_path))
     assert r"\textbf{warm-up + PLA} & ours & 91.00 & " in text
     assert r"91.60 $\pm$ 0.49" in text
     assert r"natural (test\_pgd20)" in text
@@ -192,7 +192,7 @@ def test_pseudo_labels_are_read_from_the_journals(tmp_path: Path) -> None:
     for seed, right in ((1, 0.12), (2, 0.13)):
         path = put(tmp_path, "kuzushiji/pseudo-labels-slow", seed, three(1.0, 1.0, 1.0))
         records = [{"stage": 0, "epoch": epoch, "pseudo_label_accuracy": right + (epoch - 1) / 100} for epoch in range(1, 11)]
-        path.with_name("journal.jsonl").write_bytes(packed(records))
+        path.with_name("journal.jsonl").write_bytes(to_lines(records))
     (table,) = grids(experiment, tmp_path)
     assert table.headings[2:4] == ("epoch 1", "epoch 2")
     assert table.rows[0][:4] == ("epsilon rises slowly, E_s = 50", "ours", "12.50 ± 0.50", "13.50 ± 0.50")

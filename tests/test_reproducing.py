@@ -19,14 +19,14 @@ from atcl.core.files import read_json, write_json
 from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.recipes.schema import Recipe
 from atcl.reproduce import published
-from atcl.reproduce.command import fill, planned
+from atcl.reproduce.command import fill, plan_lines
 from atcl.reproduce.experiments import EXPERIMENTS, narrowed
 from atcl.reproduce.launch import working
-from atcl.reproduce.launch.crews import Terms
-from atcl.reproduce.launch.on_local import Attached, Local
-from atcl.reproduce.launch.working import carry_out
+from atcl.reproduce.launch.crews import LaunchOptions
+from atcl.reproduce.launch.on_local import Local, ParentWatcher
+from atcl.reproduce.launch.working import run_job
 from atcl.reproduce.ledger import Job, attacks_of, entries, jobs_of, store
-from atcl.reproduce.published import Asked
+from atcl.reproduce.published import RecipeRef
 from atcl.runs.run import Run
 
 SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
@@ -56,13 +56,13 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def here(jobs: Sequence[Job], console: Console, workers: int = 1) -> None:
-    with Local().open(Terms(workers=workers)) as crew:
-        fill(jobs, console, crew)
+    with Local().open(LaunchOptions(workers=workers)) as pool:
+        fill(jobs, console, pool)
 
 
 def job(tmp_path: Path, seed: int = 1, words: tuple[str, ...] = SMALL, name: str = "digits/direct-log", **more: Any) -> Job:
     folder = tmp_path / "runs" / f"{name}-{seed}"
-    return Job(Asked(name, words), seed, ("natural", "pgd20", "cw30"), tmp_path / f"results/{name}-{seed}/result.json", folder, **more)
+    return Job(RecipeRef(name, words), seed, ("natural", "pgd20", "cw30"), tmp_path / f"results/{name}-{seed}/result.json", folder, **more)
 
 
 @pytest.mark.usefixtures("_small_digits", "quiet")
@@ -122,17 +122,17 @@ def test_a_run_does_not_outlive_the_command_that_started_it(monkeypatch: pytest.
     parent = multiprocessing.Process()
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
     monkeypatch.setattr(parent, "is_alive", lambda: True)
-    Attached().epoch({})
+    ParentWatcher().epoch({})
     monkeypatch.setattr(parent, "is_alive", lambda: False)
     with pytest.raises(SystemExit):
-        Attached().epoch({})
+        ParentWatcher().epoch({})
 
 
 def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     one = job(tmp_path)
     monkeypatch.setattr(published, "PUBLISHED", {"digits/here": {"pgd20": published.Value(10.0, 0.5)}})
     monkeypatch.setitem(published.VARIANTS, "here", ("direct-log", SMALL))
-    carry_out(one)
+    run_job(one)
     assert read_json(one.path)["published"] == {"pgd20": {"mean": 10.0, "deviation": 0.5}}
     for path in (one.path, one.folder / "result.json"):
         jsonschema.validate(read_json(path), SCHEMA)
@@ -141,7 +141,7 @@ def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, q
 def test_what_lacks_an_attack_is_measured_only_where_its_model_is(tmp_path: Path, quiet: Console) -> None:
     plain = job(tmp_path)
     assert plain.lacks
-    carry_out(plain)
+    run_job(plain)
     assert not plain.lacks
     more = replace(plain, attacks=(*plain.attacks, "pgd20_restarts"))
     assert (more.lacks, more.possible) == (("pgd20_restarts",), True)
@@ -168,7 +168,7 @@ def test_autoattack_waits_for_a_gpu_or_for_its_name() -> None:
 
 
 def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Console) -> None:
-    carry_out(job(tmp_path))
+    run_job(job(tmp_path))
     path = job(tmp_path).path
     told = read_json(path)
     told["training_seconds"] = 40.0
@@ -177,7 +177,7 @@ def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Co
     device = told["environment"]["device"]
 
     def line(one: Job, device: str = device) -> str:
-        return planned([one], tmp_path / "results", device)[0]
+        return plan_lines([one], tmp_path / "results", device)[0]
 
     assert line(job(tmp_path, seed=2)).endswith("--seed 2  # about 1:40")
     longer = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "10"))  # ten times the passes, the same evaluation
@@ -185,7 +185,7 @@ def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Co
     assert line(job(tmp_path, 2, (*SMALL, "--model", "tiny_cnn"))).endswith("# unknown for training, natural, pgd20, cw30")
     assert line(job(tmp_path, 2, (*SMALL, "--stages.0.batch-size", "70"))).endswith("# about 1:00, unknown for training")
     assert "unknown" in line(longer, "another device")
-    assert planned([], tmp_path, device) == ["nothing is missing"]
+    assert plan_lines([], tmp_path, device) == ["nothing is missing"]
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_ledger_that_closes_meanwhile_loses_nothing(tmp_path: Path, quiet: Con
     one.path.parents[2].mkdir(parents=True)
     one.path.parents[1].write_text("")  # in the way
     with pytest.raises(AtclError, match=r"cannot be written \(.*\): the run lies whole in .*, and the same command stores it"):
-        carry_out(one)
+        run_job(one)
     one.path.parents[1].unlink()
-    carry_out(one)
+    run_job(one)
     assert one.path.exists()
 
 
@@ -251,4 +251,4 @@ def test_a_command_of_the_plan_gives_the_run_of_the_cell(tmp_path: Path, capsys:
     assert main(["reproduce", "scheduling", "--seeds", "1", "--rows", "warmup-pla-es-20", "--dry-run", "--results", str(tmp_path)]) == 0
     command = capsys.readouterr().out.splitlines()[0].partition("  #")[0]
     assert command == ("atcl train kuzushiji/warmup-pla --stages.0.strength.over 20 --stages.0.gamma.over 20 --stages.0.supervision.last 20 --seed 1")
-    assert not entries(EXPERIMENTS["scheduling"], tmp_path, Asked("kuzushiji/warmup-pla"))
+    assert not entries(EXPERIMENTS["scheduling"], tmp_path, RecipeRef("kuzushiji/warmup-pla"))

@@ -366,7 +366,7 @@ def test_a_loss_that_breaks_keeps_the_last_good_checkpoint(tmp_path: Path) -> No
             go(tmp_path, wild)
         assert not (tmp_path / "result.json").exists()
         kept = checkpoints.stored(tmp_path / "checkpoints")
-        states = [checkpoints.unpacked(path.read_bytes(), path) for path in kept]
+        states = [checkpoints.from_bytes(path.read_bytes(), path) for path in kept]
         assert [int(state["epoch"]) for state in states] == [3, 2]
         assert all(tensor.isfinite().all() for state in states for tensor in state.values())
 

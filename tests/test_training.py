@@ -64,9 +64,9 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
                 parameter.zero_()
         snapshot.memory.zero_()
         snapshot.model.train()
-        for parameter in snapshot.twin.parameters():
+        for parameter in snapshot.attack_model.parameters():
             parameter.data.zero_()
-        snapshot.twin.train()
+        snapshot.attack_model.train()
 
     stage = tiny.RECIPES["digits/warmup-pla"].stages[0]
     assert same(trained(stage, data), trained(stage, data, observers=[meddle]))
@@ -174,10 +174,10 @@ def test_trades_adds_the_divergence_to_the_loss_of_the_clean_images() -> None:
     model, x = tiny.TinyNet().eval(), torch.rand(4, *tiny.SHAPE)
     adv = (x + 0.1).clamp(0, 1)
     targets = Targets(rule_out(4, 5, [0, 1, 2, 3]))
-    loss, logits = Trades("log", on="clean", weight=2.0).descend(model, x, adv, targets)
+    loss, logits = Trades("log", on="clean", weight=2.0).training_loss(model, x, adv, targets)
     clean, moved = model(x), model(adv)
     kl = nn.functional.kl_div(moved.log_softmax(1), clean.softmax(1), reduction="batchmean")
-    torch.testing.assert_close(loss, MinMax("log").descend(model, x, x, targets)[0] + 2 * kl)
+    torch.testing.assert_close(loss, MinMax("log").training_loss(model, x, x, targets)[0] + 2 * kl)
     torch.testing.assert_close(logits, moved)
-    alone, _ = Trades("log", on="adv", weight=0.0).descend(model, x, adv, targets)
-    torch.testing.assert_close(alone, MinMax("log").descend(model, x, adv, targets)[0])
+    alone, _ = Trades("log", on="adv", weight=0.0).training_loss(model, x, adv, targets)
+    torch.testing.assert_close(alone, MinMax("log").training_loss(model, x, adv, targets)[0])

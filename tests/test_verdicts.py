@@ -23,19 +23,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import atcl
 from atcl.attacks.norms import NORMS, STARTS
-from atcl.attacks.pgd import ascent, given, pgd
+from atcl.attacks.pgd import given, pgd, pgd_step
 from atcl.attacks.threat import Threat
 from atcl.core.device import precision
 from atcl.core.errors import AtclError
 from atcl.core.seeds import generator
 from atcl.datasets.sources import digits
 from atcl.datasets.truth import Split, Truth
-from atcl.engine.attack_model import Twin
+from atcl.engine.attack_model import AttackModel
 from atcl.engine.replayed_model import activation_bytes
 from atcl.evaluation import cache as books
-from atcl.evaluation.attacks import ATTACKS, WORST, cross_entropy
+from atcl.evaluation.attacks import ATTACKS, WORST, cross_entropy_of
 from atcl.evaluation.cache import digest_of_model
-from atcl.evaluation.evaluate import BATCH, Judge, batch_of, evaluate, glance, measure, scrutiny
+from atcl.evaluation.evaluate import BATCH_SIZE, Judge, batch_of, epoch_accuracy, evaluate, exact_accuracy, measure
 from atcl.models import MODELS
 from tests import tiny
 
@@ -95,7 +95,7 @@ def test_our_pgd_is_as_strong_as_foolboxs(model: nn.Module, norm: str, attack: s
     theirs = getattr(foolbox.attacks, attack)(abs_stepsize=step, steps=20, random_start=False)
     _, _, broken = theirs(foolbox.PyTorchModel(model, bounds=(0, 1)), x, labels, epsilons=epsilon)
     rng = torch.Generator().manual_seed(0)
-    adv = pgd(model, x, cross_entropy(labels), epsilon=epsilon, step_size=step, steps=20, norm=norm, start="natural", rng=rng)
+    adv = pgd(model, x, cross_entropy_of(labels), epsilon=epsilon, step_size=step, steps=20, norm=norm, start="natural", rng=rng)
     ours = 100 * float((model(adv).argmax(1) == labels).float().mean())
     assert 10 < ours < 90
     assert abs(ours - 100 * float((~broken).float().mean())) <= 0.5
@@ -356,9 +356,9 @@ def test_any_classifier_arrays_and_lists_are_taken() -> None:
 def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_are_naturally_right(model: nn.Module) -> None:
     """By hand, batch by batch; what other ways would find differs, so that it would be noticed."""
     torch.manual_seed(0)
-    twin, true = copy.deepcopy(model), digits().test.truth.labels[:145]
+    attack_model, true = copy.deepcopy(model), digits().test.truth.labels[:145]
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in attack_model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     labels = torch.where(torch.arange(145) % 3 > 0, true, (true + 1) % 10)  # so that many are naturally wrong
     x, threat = digits().test.x[:145].float() / 255, Threat(0.08, 0.01)
@@ -369,14 +369,14 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
         for number, part in enumerate(right.nonzero()[:, 0].split(20)):
             start = STARTS["uniform"](x[part], 0.08, NORMS["linf"], generator(x.device, 5, 0 if same_start else number))
             adv = pgd(
-                crafter, x[part], cross_entropy(labels[part]), epsilon=0.08, step_size=0.01, steps=20, start=given(start if moved else x[part]),
+                crafter, x[part], cross_entropy_of(labels[part]), epsilon=0.08, step_size=0.01, steps=20, start=given(start if moved else x[part]),
                 rng=torch.Generator(),
             )  # fmt: skip
             left += int((judge(adv).argmax(1) == labels[part]).sum())
         return left
 
-    expected = standing(twin, model)
-    assert expected not in (standing(model, model), standing(twin, twin), standing(twin, model, same_start=True), standing(twin, model, moved=False))
+    expected = standing(attack_model, model)
+    assert expected not in (standing(model, model), standing(attack_model, attack_model), standing(attack_model, model, same_start=True), standing(attack_model, model, moved=False))
     natural = int(right.sum())
     assert natural % 20 > 0  # the last batch of those that are attacked is smaller
     assert natural <= 120  # and there are fewer of them than of all images
@@ -395,12 +395,12 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
 
     def counted(net: nn.Module, x: Tensor, *more: Any) -> Tensor:
         climbed.append(len(x))
-        return ascent(net, x, *more)
+        return pgd_step(net, x, *more)
 
     test = Split(digits().test.x[:145], Truth(labels, 10))
-    ways: list[dict[str, Any]] = [{"ascend": ascent}, {"ascend": ascent, "repeated": static}, {"ascend": counted}]
+    ways: list[dict[str, Any]] = [{"attack_step": pgd_step}, {"attack_step": pgd_step, "repeated": static}, {"attack_step": counted}]
     for way in ways:
-        look = glance(model, twin, test, threat, seed=5, batch_size=20, **way)
+        look = epoch_accuracy(model, attack_model, test, threat, seed=5, batch_size=20, **way)
         assert look.attacked(look.natural()).tolist() == pytest.approx([100 * natural / 145, 100 * expected / 145])
         assert look.attacked(torch.zeros_like(right)).tolist() == [0, 0]
     batches = -(-natural // 20)
@@ -410,20 +410,20 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
 
 def test_scrutiny_finds_what_measure_finds(model: nn.Module) -> None:
     test, threat = digits().test.take(slice(145)), Threat(0.08, 0.01)
-    look, found = scrutiny(model, test, threat), measure(model, test, threat, ["natural", "pgd20"])
+    look, found = exact_accuracy(model, test, threat), measure(model, test, threat, ["natural", "pgd20"])
     assert look.attacked(look.natural()).tolist() == [found["natural"].accuracy, found["pgd20"].accuracy]
     assert 0 < found["pgd20"].accuracy < found["natural"].accuracy < 100
 
 
 def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     test, net = tiny.split(20), tiny.TinyNet()
-    assert batch_of(net, test) == BATCH  # on a CPU
+    assert batch_of(net, test) == BATCH_SIZE  # on a CPU
     assert [name for name, attack in ATTACKS.items() if attack.wide] == ["autoattack"]
     monkeypatch.setattr("atcl.evaluation.evaluate.batch_of", lambda model, test: 7)
     monkeypatch.setitem(ATTACKS, "autoattack", replace(ATTACKS["autoattack"], passes=ATTACKS["natural"].passes))  # in no time
     threat = Threat(0.01, 0.01)
     found = measure(net, test, threat, ["natural", "autoattack"])
-    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH, "autoattack": 7, WORST: BATCH}
+    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH_SIZE, "autoattack": 7, WORST: BATCH_SIZE}
     assert measure(net, test, threat, ["autoattack"], batch_size=9)["autoattack"].batch_size == 9
 
 
@@ -457,7 +457,7 @@ def test_a_look_copies_no_number_from_the_host(model: nn.Module, norm: str) -> N
 
         return run
 
-    look = glance(model, Twin(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), ascent, repeated=noting, batch_size=20)
+    look = epoch_accuracy(model, AttackModel(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), pgd_step, repeated=noting, batch_size=20)
     look.attacked(look.natural())
     assert "aten.addmm.default" in noted.seen
     assert "aten.lift_fresh.default" not in noted.seen
@@ -470,7 +470,7 @@ def test_verdicts_in_other_batches_enter_the_worst_case_too(model: nn.Module, tm
     test, threat = digits().test.take(slice(30)), Threat(0.06, 0.01)
     measure(model, test, threat, ["pgd20"], batch_size=10, keep=tmp_path)
     found = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True)
-    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH, "pgd20": 10, WORST: BATCH}
+    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH_SIZE, "pgd20": 10, WORST: BATCH_SIZE}
     assert found[WORST].accuracy == found["pgd20"].accuracy < found["natural"].accuracy
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from atcl.datasets.labels import Complementary, Given, LabelSource, weaken
 from atcl.datasets.truth import Split, Truth
-from atcl.recipes.defaults import TASKS, Task
+from atcl.recipes.defaults import DEFAULTS, DatasetDefaults
 from atcl.recipes.methods import METHODS
 from atcl.recipes.schema import OWN, Recipe
 from atcl.runs.problem import Problem
@@ -51,12 +51,12 @@ class TinyNet(nn.Module):
         return out
 
 
-def shrunk(task: Task) -> Task:
+def shrunk(defaults: DatasetDefaults) -> DatasetDefaults:
     """A task of five epochs of three small batches."""
     return replace(
-        task, dataset="tiny", model="TinyNet", epochs=5, two_stage=(2, 3), batch_size=8, opening=2, scheduling=2, remember_from=1,
-        budget=replace(task.budget, steps=2, step_size=task.budget.epsilon), decay=(2,) if task.decay else (), rise=min(task.rise, 2),
-        augmentation=replace(task.augmentation, padding=min(task.augmentation.padding, 1)), shape=SHAPE,
+        defaults, dataset="tiny", model="TinyNet", epochs=5, two_stage=(2, 3), batch_size=8, opening=2, scheduling=2, remember_from=1,
+        budget=replace(defaults.budget, steps=2, step_size=defaults.budget.epsilon), decay=(2,) if defaults.decay else (), rise=min(defaults.rise, 2),
+        augmentation=replace(defaults.augmentation, padding=min(defaults.augmentation.padding, 1)), shape=SHAPE,
     )  # fmt: skip
 
 
@@ -75,9 +75,9 @@ def recipes() -> dict[str, Recipe]:
     On data of one's own they differ from CIFAR-10's in the choice of an epoch alone, so that two stand for all.
     """
     found: dict[str, Recipe] = {}
-    for name, task in TASKS.items():
+    for name, defaults in DEFAULTS.items():
         for method in ("warmup-pla", "two-stage") if name == OWN else METHODS:
-            small = METHODS[method](shrunk(task))
+            small = METHODS[method](shrunk(defaults))
             if small not in found.values():
                 found[f"{name}/{method}"] = small
     return found

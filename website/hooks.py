@@ -117,13 +117,13 @@ def _source(title: str, body: str) -> str:
 def catalogue() -> str:
     """Return a page of all that `atcl list` lists."""
     from atcl.cli.list import LISTED
-    from atcl.recipes.defaults import TASKS
+    from atcl.recipes.defaults import DEFAULTS
     from atcl.recipes.methods import METHODS
 
     parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` tells it."]
     for kind, named in LISTED.items():
-        rows = {method: named[f"{next(iter(TASKS))}/{method}"] for method in METHODS} if kind == "recipes" else named
-        datasets = ", ".join(f"`{task}/…`" for task in TASKS)
+        rows = {method: named[f"{next(iter(DEFAULTS))}/{method}"] for method in METHODS} if kind == "recipes" else named
+        datasets = ", ".join(f"`{task}/…`" for task in DEFAULTS)
         more = f"Each stands behind the name of a dataset, as in `kuzushiji/warmup-pla`: {datasets}.\n\n" if kind == "recipes" else ""
         lines = "\n".join(f"| `{name}` | {_cell(about)} |" for name, about in rows.items())
         parts.append(f"## {kind.capitalize()}\n\n`atcl list {kind}`\n\n{more}| name | what it is |\n|---|---|\n{lines}")

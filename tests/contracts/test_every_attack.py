@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from atcl.attacks.norms import NORMS, STARTS
-from atcl.attacks.pgd import Climb, divergence, given, margin, pgd
+from atcl.attacks.pgd import AttackLoss, cw_margin, divergence, given, pgd
 from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError
 from atcl.evaluation.attacks import ATTACKS
@@ -19,9 +19,9 @@ LABELS = split().truth.labels
 IMAGES = split().x.float() / 255
 EPSILON = 0.2
 
-CLIMBS: dict[str, Callable[[nn.Module], Climb]] = {
+CLIMBS: dict[str, Callable[[nn.Module], AttackLoss]] = {
     "cross-entropy": lambda model: lambda logits: F.cross_entropy(logits, LABELS),
-    "margin": lambda model: margin(LABELS),
+    "margin": lambda model: cw_margin(LABELS),
     "divergence": lambda model: divergence(model(IMAGES)),
 }
 
@@ -59,10 +59,10 @@ def test_stays_inside_the_ball_and_the_box(model: nn.Module, norm: str, start: s
         assert adv.max() <= 1
 
 
-@pytest.mark.parametrize("climb", CLIMBS)
+@pytest.mark.parametrize("attack_loss", CLIMBS)
 @pytest.mark.parametrize("norm", NORMS)
-def test_what_it_climbs_rises(model: nn.Module, norm: str, climb: str, rng: Generator) -> None:
-    objective = CLIMBS[climb](model)
+def test_what_it_climbs_rises(model: nn.Module, norm: str, attack_loss: str, rng: Generator) -> None:
+    objective = CLIMBS[attack_loss](model)
     epsilon = 0.1 if norm == "linf" else 0.5
     start = pgd(model, IMAGES, objective, epsilon=epsilon, step_size=epsilon / 4, steps=0, norm=norm, rng=rng)
     adv = pgd(model, IMAGES, objective, epsilon=epsilon, step_size=epsilon / 4, steps=10, norm=norm, start=given(start), rng=rng)
@@ -126,7 +126,7 @@ def test_images_that_are_no_floats_and_steps_below_zero_are_refused(model: nn.Mo
 
 def test_margin_stops_at_its_confidence() -> None:
     logits = torch.tensor([[0.0, 60.0], [0.0, 10.0]], requires_grad=True)
-    margin(torch.tensor([0, 0]), confidence=50.0)(logits).backward()
+    cw_margin(torch.tensor([0, 0]), confidence=50.0)(logits).backward()
     assert logits.grad is not None
     assert logits.grad[0].abs().sum() == 0  # already leads by more than 50
     assert torch.equal(logits.grad[1], torch.tensor([-1.0, 1.0]))

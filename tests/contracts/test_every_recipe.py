@@ -11,7 +11,7 @@ from atcl.core.settings import digest, from_data, overridden, to_data
 from atcl.datasets.labels import Given, RandomSets
 from atcl.datasets.sources import DATASETS, RELEASES
 from atcl.recipes.catalogue import RECIPES, recipe
-from atcl.recipes.defaults import TASKS
+from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
 from atcl.recipes.schema import KINDS, OWN
 from atcl.runs.execute import blind
@@ -51,14 +51,14 @@ def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> 
 
 
 def test_every_method_exists_for_every_dataset_whose_labels_are_drawn() -> None:
-    assert set(TASKS) == {*DATASETS, OWN} - set(RELEASES)
+    assert set(DEFAULTS) == {*DATASETS, OWN} - set(RELEASES)
     drawn = set(DATASETS) - set(RELEASES)
     assert {name for name in RECIPES if not name.startswith("own/")} == {f"{dataset}/{method}" for dataset in drawn for method in METHODS}
     assert set(LISTED["recipes"]) == set(RECIPES)
 
 
 def test_evaluation_of_digits_cannot_be_faked_by_a_small_step() -> None:
-    threat = TASKS["digits"].threat
+    threat = DEFAULTS["digits"].threat
     assert threat.step_size >= threat.epsilon / 10
 
 

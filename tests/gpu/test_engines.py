@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from atcl.attacks.norms import NORMS
-from atcl.attacks.pgd import Ascend, ascent
+from atcl.attacks.pgd import AttackStep, pgd_step
 from atcl.attacks.threat import Threat
 from atcl.core.precisions import Precision
 from atcl.data.images import as_float
 from atcl.datasets.truth import Split, Truth
-from atcl.engine.attack_model import Twin, tensors_of
-from atcl.engine.engines import EAGER, PLAIN, Engine, Recording, Step, engine_of, waits
-from atcl.evaluation.evaluate import glance
+from atcl.engine.attack_model import AttackModel, tensors_of
+from atcl.engine.engines import EAGER, PLAIN, Engine, Step, StepGraph, engine_of, waits
+from atcl.evaluation.evaluate import epoch_accuracy
 from atcl.models import MODELS
 from atcl.recipes.schema import Recipe
 from atcl.runs.problem import Problem
@@ -62,13 +62,13 @@ def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str
     for parameter in model.parameters():
         parameter.add_(0.02 * torch.randn_like(parameter))  # the last layer starts at zero
     x, labels = torch.rand(64, *shape, device=CUDA), torch.arange(64, device=CUDA) % 10
-    twin = Twin(model, settle=True)
-    assert twin.settled
+    attack_model = AttackModel(model, settle=True)
+    assert attack_model.settled
 
-    def stepped(net: nn.Module, run: Ascend) -> Tensor:
+    def stepped(net: nn.Module, run: AttackStep) -> Tensor:
         return run(net, x, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), 0.3, 0.01, NORMS["linf"])
 
-    assert (stepped(twin, said(ascent)) == stepped(model, ascent)).float().mean() >= 0.98  # the sign amplifies rounding
+    assert (stepped(attack_model, said(pgd_step)) == stepped(model, pgd_step)).float().mean() >= 0.98  # the sign amplifies rounding
 
 
 @pytest.mark.parametrize("build", [lambda: MODELS["resnet18"](10, (3, 17, 19)), lambda: MODELS["small_cnn"](10, (3, 17, 19)), Summing, Odd])
@@ -76,10 +76,10 @@ def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str
 def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     model = lived_in(build()).to(CUDA)
-    twin = Twin(model, settle=True, compiles=False)
-    assert any(one.relu for one in twin.settled)
+    attack_model = AttackModel(model, settle=True, compiles=False)
+    assert any(one.relu for one in attack_model.settled)
     x = torch.rand(8, 3, 17, 19, device=CUDA).contiguous(memory_format=layout).requires_grad_()
-    ours, theirs = twin(x), model(x)
+    ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-2, atol=1e-3)
 
@@ -87,10 +87,10 @@ def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], la
 def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: dict[int, int] = {}  # of a run, by the generator of its steps or by a function that it repeats
     streams: dict[int, set[tuple[str, int]]] = defaultdict(set)  # of each engine: what was recorded on which
-    begin, whole, repeated = Recording.__init__, Engine.whole, Engine.repeated
+    begin, whole, repeated = StepGraph.__init__, Engine.whole, Engine.repeated
 
     def noting(
-        self: Recording, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: torch.Generator | None = None
+        self: StepGraph, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: torch.Generator | None = None
     ) -> None:
         key, kind = (id(function), "look") if rng is None else (id(rng), "step")
         streams[engines[key]].add((kind, stream.cuda_stream))
@@ -104,7 +104,7 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
         engines[id(function)] = id(self)
         return repeated(self, function, device)
 
-    monkeypatch.setattr(Recording, "__init__", noting)
+    monkeypatch.setattr(StepGraph, "__init__", noting)
     monkeypatch.setattr(Engine, "whole", noting_whole)
     monkeypatch.setattr(Engine, "repeated", noting_repeated)
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
@@ -141,23 +141,23 @@ def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
 
 def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model, x, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20).x, Counter[tuple[int, int]](), Recording.play
+    model, x, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20).x, Counter[tuple[int, int]](), StepGraph.play
     with torch.no_grad():
         test = Split(x, Truth(model(as_float(x.to(CUDA))).argmax(1).cpu(), tiny.CLASSES))
 
-    def counting(self: Recording, *given: Tensor) -> Tensor:
+    def counting(self: StepGraph, *given: Tensor) -> Tensor:
         plays[len(given), len(given[0])] += 1
         return play(self, *given)
 
-    monkeypatch.setattr(Recording, "play", counting)
-    twin = Twin(model)
-    plain, quick = (glance(model, twin, test, Threat(0.05, 0.01), ascent, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
+    monkeypatch.setattr(StepGraph, "play", counting)
+    attack_model = AttackModel(model)
+    plain, quick = (epoch_accuracy(model, attack_model, test, Threat(0.05, 0.01), pgd_step, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
     seen = set()
     for _ in range(4):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.03 * torch.randn(parameter.shape).to(CUDA))  # the same everywhere
-        twin.follow()
+        attack_model.follow()
         found = [look.attacked(look.natural()).tolist() for look in (quick, plain)]
         assert found[0] == found[1]
         seen.add(tuple(found[1]))
@@ -174,13 +174,13 @@ def recording(judge: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def test_a_recorded_step_is_really_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     plays: list[int] = []
-    play = Recording.play
+    play = StepGraph.play
 
-    def counting(self: Recording, index: Tensor) -> Tensor:
+    def counting(self: StepGraph, index: Tensor) -> Tensor:
         plays.append(len(index))
         return play(self, index)
 
-    monkeypatch.setattr(Recording, "play", counting)
+    monkeypatch.setattr(StepGraph, "play", counting)
     recipe = tiny.RECIPES["digits/oracle"]
     learnt(recipe, recipe.stages[0], RECORDED)
     assert plays == [8, 8, 8, 8, 4, 8, 8, 4, 8, 8, 4][: len(plays)]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from atcl.analysis import observers as observing
-from atcl.analysis.observers import OBSERVATIONS, Observers, Sight
+from atcl.analysis.observers import OBSERVATIONS, ObserverContext, Observers
 from atcl.core import journal
-from atcl.engine.engines import Recording
+from atcl.engine.engines import StepGraph
 from atcl.runs.layout import ANALYSIS
 from atcl.runs.spec import Execution
 from atcl.runs.start import train
@@ -25,18 +25,18 @@ def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monke
     recipe = tiny.changing(tiny.RECIPES[name])
     plays: Counter[int] = Counter()  # by how many tensors they are given
 
-    def counted(self: Recording, *given: Tensor) -> Tensor:
+    def counted(self: StepGraph, *given: Tensor) -> Tensor:
         plays[len(given)] += 1
         return play(self, *given)
 
-    play, found = Recording.play, {}
-    monkeypatch.setattr(Recording, "play", counted)
+    play, found = StepGraph.play, {}
+    monkeypatch.setattr(StepGraph, "play", counted)
     for way in ("recorded", "plain"):
         if way == "plain":
             assert plays[3] > 0  # PGD20 on test images
             assert plays[4] > 0  # attacks
             assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
-            monkeypatch.setattr(observing, "Sight", lambda *parts: Sight(*parts[:-1]))  # each look runs its own work
+            monkeypatch.setattr(observing, "ObserverContext", lambda *parts: ObserverContext(*parts[:-1]))  # each look runs its own work
         execution = Execution(device="cuda", deterministic=True, observing=Observers(tuple(OBSERVATIONS), 1))
         problem = tiny.problem(recipe.labels)
         run = train(recipe, out=tmp_path / way, problem=problem, build=tiny.TinyNet, execution=execution)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from atcl.datasets.truth import Split, Truth
 from atcl.engine import replayed_model as acceleration
-from atcl.engine.attack_model import Twin
+from atcl.engine.attack_model import AttackModel
 from atcl.engine.replayed_model import Replayed, activation_bytes, replayed, sizes
 from atcl.evaluation.attacks import ATTACKS
 from atcl.evaluation.evaluate import batch_of, evaluate
@@ -87,13 +87,13 @@ def test_what_serves_a_batch_does_not_depend_on_what_came_before(monkeypatch: py
 def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     net = model(name)
-    twin = Twin(net, settle=True, compiles=False)
+    attack_model = AttackModel(net, settle=True, compiles=False)
     x = torch.rand(64, 1, 28, 28, device="cuda").contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         for _ in range(3):
             spoilt = [torch.full((2**size,), torch.nan, device="cuda") for size in range(8, 26)]
             del spoilt  # the allocator hands these out next
-            assert twin(x).isfinite().all()
+            assert attack_model(x).isfinite().all()
 
 
 def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
@@ -131,20 +131,20 @@ def test_gradients_through_fp16_may_be_of_any_length() -> None:
 
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_what_fp16_cannot_hold_is_noticed_and_goes_on_in_fp32(name: str, back: bool) -> None:
+def test_what_fp16_cannot_hold_is_noticed_and_goes_on_in_fp32(name: str, backward_weight: bool) -> None:
     class Steep(nn.Module):  # logits that are small, with gradients that are not
         def __init__(self) -> None:
             super().__init__()
             self.inner = model(name)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if back else self.inner(x)
+            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
             return out
 
     net = Steep().requires_grad_(False)
     quick = Replayed(net, 64, half=True)
     x = torch.rand(20, 1, 28, 28, device="cuda")
-    odd = torch.where(torch.rand_like(x) < 0.5, 1.5, x) if back else 1e5 * x
+    odd = torch.where(torch.rand_like(x) < 0.5, 1.5, x) if backward_weight else 1e5 * x
     for _ in range(2):  # each batch anew
         quick.begin()
         gradient(quick, x)

@@ -9,10 +9,10 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from atcl.attacks.norms import NORMS, STARTS
-from atcl.attacks.pgd import Climb, given, pgd
+from atcl.attacks.pgd import AttackLoss, given, pgd
 from atcl.attacks.threat import Budget
 from atcl.core.modules import evaluating
-from atcl.evaluation.attacks import cross_entropy
+from atcl.evaluation.attacks import cross_entropy_of
 from atcl.losses import LOSSES, PAPER, Targets
 from atcl.training.supervision import guesses
 
@@ -45,19 +45,19 @@ class Quality:
         return self.attacked < self.natural
 
 
-def attack_qualities(model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget, rng: Generator) -> dict[str, Quality]:
+def attack_qualities(model: Module, x: Tensor, attack_losses: Mapping[str, AttackLoss], true: Tensor, budget: Budget, rng: Generator) -> dict[str, Quality]:
     """Return the quality of an attack through each climb, and through the true label, on one model, all from the same random start."""
-    return qualities_from(STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng), model, x, climbs, true, budget)
+    return qualities_from(STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng), model, x, attack_losses, true, budget)
 
 
-def qualities_from(start: Tensor, model: Module, x: Tensor, climbs: Mapping[str, Climb], true: Tensor, budget: Budget) -> dict[str, Quality]:
+def qualities_from(start: Tensor, model: Module, x: Tensor, attack_losses: Mapping[str, AttackLoss], true: Tensor, budget: Budget) -> dict[str, Quality]:
     """Return what `attack_qualities` does, for attacks that start from these images."""
     found, signs, idle = {}, {}, Generator()
-    for name, climb in {ORACLE: cross_entropy(true), **climbs}.items():
+    for name, attack_loss in {ORACLE: cross_entropy_of(true), **attack_losses}.items():
         found[name] = pgd(
-            model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=idle
+            model, x, attack_loss, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=idle
         )  # fmt: skip
-        signs[name] = input_sign(model, x, climb)
+        signs[name] = input_sign(model, x, attack_loss)
     natural = true_probability(model, x, true)
     return {
         name: Quality(
@@ -67,20 +67,20 @@ def qualities_from(start: Tensor, model: Module, x: Tensor, climbs: Mapping[str,
     }  # fmt: skip
 
 
-def paper_climbs(model: Module, x: Tensor, candidates: Tensor) -> dict[str, Climb]:
+def paper_attack_losses(model: Module, x: Tensor, candidates: Tensor) -> dict[str, AttackLoss]:
     """Return what the paper compares: each of its losses on the complementary labels, and LOG with pseudo-labels at gamma 0.5."""
-    climbs = {name: _climb(name, Targets(candidates)) for name in PAPER}
+    attack_losses = {name: _climb(name, Targets(candidates)) for name in PAPER}
     # Paper: the guess comes from a moving average of the predictions; ours: from the present one, so that nothing is remembered between epochs.
     with evaluating(model), torch.no_grad():
         guess = guesses(model(x).softmax(1), candidates)
-    return {**climbs, GUESSED: _climb("log", Targets(candidates, GAMMA, guess))}
+    return {**attack_losses, GUESSED: _climb("log", Targets(candidates, GAMMA, guess))}
 
 
-def input_sign(model: Module, x: Tensor, climb: Climb) -> Tensor:
+def input_sign(model: Module, x: Tensor, attack_loss: AttackLoss) -> Tensor:
     """Return the sign of the gradient with respect to each pixel of the natural images."""
     with evaluating(model), torch.enable_grad():
         image = x.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(climb(model(image)), image)
+        (gradient,) = torch.autograd.grad(attack_loss(model(image)), image)
     return gradient.sign()
 
 
@@ -102,5 +102,5 @@ def lowered_share(natural: Tensor, attacked: Tensor) -> float:
     return float((attacked < natural).float().mean())
 
 
-def _climb(name: str, targets: Targets) -> Climb:
+def _climb(name: str, targets: Targets) -> AttackLoss:
     return lambda logits: LOSSES[name](logits, targets)

@@ -44,7 +44,7 @@ def image_gradients(
     with evaluating(model):
         seen = _Seen(model, names, rng)
         with torch.enable_grad():
-            loss, _ = objective.descend(seen, x, adv, targets)
+            loss, _ = objective.training_loss(seen, x, adv, targets)
         pulls = torch.autograd.grad(loss, seen.logits)
         found = [back(pull)[0] for back, pull in zip(seen.backs, pulls, strict=True)]
     return torch.stack([torch.cat([parts[name].flatten(1) for name in names], 1) for parts in found]).sum(0)

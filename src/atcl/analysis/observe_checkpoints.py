@@ -9,7 +9,7 @@ import torch
 import tyro
 from rich.console import Console
 
-from atcl.analysis.observers import OBSERVATIONS, Observers, Sight, seed_of
+from atcl.analysis.observers import OBSERVATIONS, ObserverContext, Observers, seed_of
 from atcl.core import checkpoints, journal
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError
@@ -21,7 +21,7 @@ from atcl.runs.start import problem_of
 from atcl.training.supervision import with_sole_candidate
 
 
-def look_back(
+def observe_checkpoints(
     run: Run, names: Sequence[str], *, problem: Problem | None = None, data_dir: Path | None = None, device: str = "auto", build: Build | None = None
 ) -> list[journal.Record]:
     """Observe the checkpoints of a run, the last two epochs; what `analysis.jsonl` lacks of it is added there."""
@@ -38,16 +38,16 @@ def look_back(
             whole = replace(whole, train=replace(whole.train, transition=estimated))
         known = {(one["stage"], one["epoch"], key) for one in journal.read(run.folder / layout.ANALYSIS) for key in one}
         for path in reversed(stored):
-            state = checkpoints.to_device(checkpoints.unpacked(path.read_bytes(), path), whole.train.device)
+            state = checkpoints.to_device(checkpoints.from_bytes(path.read_bytes(), path), whole.train.device)
             number, epoch = int(state["stage"]), int(state["epoch"])
             model = run.fresh_model(build).to(whole.train.device)
             model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")})
             stage = run.recipe.stages[number]
             data = with_sole_candidate(whole.train, state["relabelled"]) if "relabelled" in state else whole.train
-            sight = Sight(
+            context = ObserverContext(
                 model.eval().requires_grad_(False), state["memory"], stage.phase(epoch), stage, data, whole, run.recipe.threat, seed_of(run, number)
             )  # fmt: skip
-            values = {key: value for name in names for key, value in OBSERVATIONS[name].of(sight).items()}
+            values = {key: value for name in names for key, value in OBSERVATIONS[name].of(context).items()}
             found.append({"stage": number, "epoch": epoch, **values})
             lacking = {key: value for key, value in values.items() if (number, epoch, key) not in known}
             if lacking:
@@ -68,7 +68,7 @@ class Observe:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         run = open_run(self.run_folder)
-        for record in look_back(run, self.observe, data_dir=self.data_dir, device=self.device):
+        for record in observe_checkpoints(run, self.observe, data_dir=self.data_dir, device=self.device):
             console.print(f"stage {record['stage'] + 1}, epoch {record['epoch']}", highlight=False)
             for key, value in record.items():
                 if isinstance(value, float):

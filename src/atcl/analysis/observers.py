@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import Module
 
-from atcl.analysis.attacks import GUESSED, ORACLE, Quality, paper_climbs, qualities_from
+from atcl.analysis.attacks import GUESSED, ORACLE, Quality, paper_attack_losses, qualities_from
 from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients, layer_norms
 from atcl.attacks.norms import NORMS, STARTS
-from atcl.attacks.pgd import ascent, given, pgd
+from atcl.attacks.pgd import given, pgd, pgd_step
 from atcl.attacks.threat import Threat
 from atcl.core import journal
 from atcl.core.errors import AtclError, pick
@@ -20,7 +20,7 @@ from atcl.data.images import as_float
 from atcl.data.weak import Batch, WeakData
 from atcl.datasets.labels import Complementary
 from atcl.engine.engines import EAGER, Engine, Step
-from atcl.evaluation.evaluate import glance
+from atcl.evaluation.evaluate import epoch_accuracy
 from atcl.losses import PAPER, Targets
 from atcl.runs import layout
 from atcl.runs.observing import Observing
@@ -31,7 +31,7 @@ from atcl.training.loop import Observer, Snapshot
 from atcl.training.stage import Phase, Stage
 from atcl.training.supervision import CandidatesOnly, guesses
 
-IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
+OBSERVED_IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
 TEST_IMAGES = 1000
 INSTANCES = 4  # images whose numbers are also kept one by one
 SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it is to take less than 5% of the time
@@ -42,7 +42,7 @@ Work = Callable[..., Tensor]  # of tensors alone
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObserverContext:
     """What an onlooker sees after an epoch."""
 
     model: Module  # frozen, in eval mode
@@ -65,55 +65,55 @@ class Sight:
 class Observation:
     """Something to look at after an epoch."""
 
-    of: Callable[[Sight], Values]
+    of: Callable[[ObserverContext], Values]
     passes: Callable[[Stage, Problem], int]  # what it costs: passes of one image through the network
     about: str
     truth: bool = False  # whether it needs that of the training images
     test: bool = False  # whether it needs a test set
 
 
-def gradients(sight: Sight) -> Values:
+def gradients(context: ObserverContext) -> Values:
     """Variance of the gradient directions of a batch at the first layer, as a step would see them; norms of the gradients of the epoch's steps."""
-    rng = sight.rng("gradients", sight.phase.epoch)
-    index = torch.randperm(len(sight.data), generator=rng, device=rng.device)[:IMAGES]
-    batch = sight.data.batch(index, sight.stage.augmentation, rng)
-    model, targets, budget, objective = sight.model, _targets(sight, batch), sight.phase.budget, sight.stage.objective
+    rng = context.rng("gradients", context.phase.epoch)
+    index = torch.randperm(len(context.data), generator=rng, device=rng.device)[:OBSERVED_IMAGES]
+    batch = context.data.batch(index, context.stage.augmentation, rng)
+    model, targets, budget, objective = context.model, _targets(context, batch), context.phase.budget, context.stage.objective
     adv = batch.x
     if budget.steps:
         told = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
 
         def attack(x: Tensor, start: Tensor, epsilon: Tensor, step_size: Tensor, *tensors: Tensor) -> Tensor:
-            climb = objective.climb(model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
-            return pgd(model, x, climb, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
+            attack_loss = objective.attack_loss(model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
+            return pgd(model, x, attack_loss, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
 
         start = STARTS[budget.start](batch.x, budget.epsilon, NORMS[budget.norm], rng)
         dials = (batch.x.new_tensor(dial) for dial in (budget.epsilon, budget.step_size))
-        adv = sight.repeated("gradients", budget.steps, attack)(batch.x, start, *dials, *told.values())
+        adv = context.repeated("gradients", budget.steps, attack)(batch.x, start, *dials, *told.values())
     first, last = first_and_last(model)
     # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
     parts = image_gradients(model, objective, batch.x, adv, targets, first, rng)
     variance = direction_variance(parts)
     values: Values = {"gradient.variance": variance.trace, "gradient.zeros": variance.zeros}
-    if sight.norms:
-        return values | dict(zip(("gradient.first_norm", "gradient.last_norm"), sight.norms, strict=True))
+    if context.norms:
+        return values | dict(zip(("gradient.first_norm", "gradient.last_norm"), context.norms, strict=True))
     # no steps to look at, as on a checkpoint: the gradient of this batch, which is no mean over steps and bears another name
     both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
     return values | {f"gradient.batch_{layer}_norm": float(one.sum(0).norm()) for layer, one in zip(("first", "last"), both, strict=True)}
 
 
-def attacks(sight: Sight) -> Values:
+def attacks(context: ObserverContext) -> Values:
     """Quality of attacks on this model through each loss of the paper, on the same training images in every epoch."""
-    if not sight.stage.budget.steps:
+    if not context.stage.budget.steps:
         return {}
-    model, budget = sight.model, sight.stage.budget
+    model, budget = context.model, context.stage.budget
 
     def qualities(x: Tensor, candidates: Tensor, true: Tensor, start: Tensor) -> Tensor:
-        found = qualities_from(start, model, x, paper_climbs(model, x, candidates), true, budget)
+        found = qualities_from(start, model, x, paper_attack_losses(model, x, candidates), true, budget)
         return torch.stack([torch.stack(list(_parts(one).values())) for one in found.values()])
 
-    x, candidates, true = probe(sight.problem, sight.seed)
-    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], sight.rng("attacks", sight.phase.epoch))
-    found = sight.repeated("attacks", None, qualities)(x, candidates, true, start)
+    x, candidates, true = attack_sample(context.problem, context.seed)
+    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], context.rng("attacks", context.phase.epoch))
+    found = context.repeated("attacks", None, qualities)(x, candidates, true, start)
     values: Values = {}
     for name, parts in zip((ORACLE, *PAPER, GUESSED), found, strict=True):
         for metric, each in _metrics(Quality(*parts)).items():
@@ -122,21 +122,21 @@ def attacks(sight: Sight) -> Values:
     return values
 
 
-def test_accuracy(sight: Sight) -> Values:
+def test_accuracy(context: ObserverContext) -> Values:
     """Natural and PGD20 accuracy on the first images of the test set."""
-    test = sight.problem.test
+    test = context.problem.test
     assert test is not None
-    seen, repeated = test.take(slice(TEST_IMAGES)), lambda work: sight.repeated(f"test, {work.__name__}", None, work)
-    look = glance(sight.model, sight.model, seen, sight.threat, ascent, repeated=repeated)
+    seen, repeated = test.take(slice(TEST_IMAGES)), lambda work: context.repeated(f"test, {work.__name__}", None, work)
+    look = epoch_accuracy(context.model, context.model, seen, context.threat, pgd_step, repeated=repeated)
     natural, pgd20 = look.attacked(look.natural()).tolist()
     return {"test_natural": natural, "test_pgd20": pgd20}
 
 
-def probe(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def attack_sample(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the images that attacks are measured on, their candidates and their true classes; labels are drawn where there are no single ones."""
     assert problem.truth is not None
     data = problem.train
-    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[:IMAGES]
+    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[:OBSERVED_IMAGES]
     true = problem.truth.labels.cpu()[index]
     # the oracle's own labels are the truth: what a complementary loss would do to it takes complementary labels
     drawn = Complementary()(true, data.classes, Generator().manual_seed(derive(seed, "labels")))
@@ -146,11 +146,11 @@ def probe(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 OBSERVATIONS: dict[str, Observation] = {
     "gradients": Observation(
-        gradients, lambda stage, problem: min(IMAGES, len(problem.train)) * (4 + stage.budget.steps),
+        gradients, lambda stage, problem: min(OBSERVED_IMAGES, len(problem.train)) * (4 + stage.budget.steps),
         "variance of gradient directions at the first layer; norms of the gradients of first and last layer",
     ),
     "attacks": Observation(
-        attacks, lambda stage, problem: min(IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps) * bool(stage.budget.steps),
+        attacks, lambda stage, problem: min(OBSERVED_IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps) * bool(stage.budget.steps),
         "attacks on the model through each loss of the paper, beside the attack through the true label", truth=True,
     ),
     "test": Observation(
@@ -167,14 +167,14 @@ def observed_epochs(epochs: int, looks: int) -> set[int]:
     return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
 
 
-def planned(names: Sequence[str], stage: Stage, problem: Problem, device: torch.device) -> dict[str, set[int]]:
+def planned_epochs(names: Sequence[str], stage: Stage, problem: Problem, device: torch.device) -> dict[str, set[int]]:
     """Return the epochs that each is looked at by default: as many as keep all together to their share of the passes."""
     room = SHARE / len(names) * len(problem.train) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
     room /= ON_GPU if device.type == "cuda" else 1
     return {name: observed_epochs(stage.epochs, int(room // max(1, OBSERVATIONS[name].passes(stage, problem)))) for name in names}
 
 
-def onlooking(
+def attach_observers(
     names: Sequence[str],
     run: Run,
     problem: Problem,
@@ -183,17 +183,17 @@ def onlooking(
     data: WeakData,
     inner: Engine = EAGER,
     every: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> tuple[Engine, list[Observer]]:
     """Return an engine and the observers that look on while a stage is trained; without names, the engine as it is and none."""
     if not names:
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / layout.ANALYSIS
-    plan = {name: {*range(1, stage.epochs, every), stage.epochs} for name in names} if every else planned(names, stage, problem, data.device)
+    plan = {name: {*range(1, stage.epochs, every), stage.epochs} for name in names} if every else planned_epochs(names, stage, problem, data.device)
     for name in (name for name, epochs in plan.items() if not epochs):
         share = "one look takes more than its share of what onlookers may cost"
-        say(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
-    noting = Noting.of(learner, inner) if "gradients" in names else None
+        notify(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
+    noting = NormRecorder.of(learner, inner) if "gradients" in names else None
     known: dict[str, tuple[object, Work]] = {}
 
     def repeated(name: str, kind: object, work: Work) -> Work:
@@ -206,7 +206,7 @@ def onlooking(
 
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase
-        seen = Sight(
+        seen = ObserverContext(
             snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), noting.means() if noting else (),
             repeated,
         )  # fmt: skip
@@ -245,7 +245,7 @@ class Observers(Observing):
     def attach(
         self, run: Run, problem: Problem, stage: int, learner: Learner, data: WeakData, engine: Engine, notify: Callable[[str], None]
     ) -> tuple[Engine, list[Observer]]:
-        return onlooking(self.names, run, problem, stage, learner, data, engine, self.every, notify)
+        return attach_observers(self.names, run, problem, stage, learner, data, engine, self.every, notify)
 
 
 def seed_of(run: Run, number: int) -> int:
@@ -254,7 +254,7 @@ def seed_of(run: Run, number: int) -> int:
 
 
 @dataclass(frozen=True)
-class Noting(Engine):
+class NormRecorder(Engine):
     """An engine whose step also adds up the norms of the gradients that it leaves, as part of the step: recorded where that is."""
 
     inner: Engine = EAGER
@@ -262,13 +262,13 @@ class Noting(Engine):
     note: Callable[[], Tensor] = lambda: torch.zeros(2)
 
     @staticmethod
-    def of(learner: Learner, inner: Engine) -> "Noting":
+    def of(learner: Learner, inner: Engine) -> "NormRecorder":
         """Return the engine for a learner."""
         layers = first_and_last(learner.model)
         parameters = {name: parameter for name, parameter in learner.model.named_parameters() if name in {*layers[0], *layers[1]}}
         note = lambda: layer_norms({name: parameter.grad for name, parameter in parameters.items()}, layers)  # noqa: E731
         totals = torch.zeros(3, device=learner.memory.device)
-        return Noting(inner.name, inner.compiles, inner.records, inner.say, inner.failures, inner, totals, note)
+        return NormRecorder(inner.name, inner.compiles, inner.records, inner.notify, inner.failures, inner, totals, note)
 
     def whole(self, step: Step, rng: Generator) -> Step:
         def noting(index: Tensor, steps: int, remember: bool) -> Tensor:
@@ -286,12 +286,12 @@ class Noting(Engine):
         return (first / steps, last / steps) if steps else ()
 
 
-def _targets(sight: Sight, batch: Batch) -> Targets:
+def _targets(context: ObserverContext, batch: Batch) -> Targets:
     """Return what the stage fits a batch to, without moving the memory."""
-    if isinstance(sight.stage.supervision, CandidatesOnly):
-        return Targets(batch.candidates, prior=sight.data.prior(), transition=sight.data.transition)
-    gamma = sight.memory.new_tensor(sight.phase.gamma)
-    return Targets(batch.candidates, gamma, guesses(sight.memory[batch.index], batch.candidates))
+    if isinstance(context.stage.supervision, CandidatesOnly):
+        return Targets(batch.candidates, prior=context.data.prior(), transition=context.data.transition)
+    gamma = context.memory.new_tensor(context.phase.gamma)
+    return Targets(batch.candidates, gamma, guesses(context.memory[batch.index], batch.candidates))
 
 
 def _parts(one: Targets | Quality) -> dict[str, Any]:

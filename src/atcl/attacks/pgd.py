@@ -15,16 +15,16 @@ from atcl.attacks.norms import NORMS, STARTS, Norm, Start
 from atcl.core.errors import AtclError, pick
 from atcl.core.modules import evaluating
 
-Climb = Callable[[Tensor], Tensor]  # logits (n, K) -> scalar
+AttackLoss = Callable[[Tensor], Tensor]  # logits (n, K) -> scalar
 
 
-Ascend = Callable[[Module, Tensor, Tensor, Climb, "Tensor | float", "Tensor | float", "Norm"], Tensor]
+AttackStep = Callable[[Module, Tensor, Tensor, AttackLoss, "Tensor | float", "Tensor | float", "Norm"], Tensor]
 
 
 def pgd(
     model: Module,
     x: Tensor,  # (n, C, H, W) in [0, 1]
-    climb: Climb,
+    attack_loss: AttackLoss,
     *,
     epsilon: Tensor | float,
     step_size: Tensor | float,
@@ -32,7 +32,7 @@ def pgd(
     norm: str = "linf",
     start: str | Start = "uniform",
     rng: Generator,
-    ascend: "Ascend | None" = None,  # one ascent, where an engine runs it otherwise than it is written
+    attack_step: "AttackStep | None" = None,  # one ascent, where an engine runs it otherwise than it is written
 ) -> Tensor:
     """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
     if steps < 0 or not x.is_floating_point():
@@ -41,24 +41,24 @@ def pgd(
     begin = pick(STARTS, start, "start") if isinstance(start, str) else start
 
     with evaluating(model):
-        adv = inside(x, begin(x, epsilon, geometry, rng), epsilon, geometry).detach()
+        adv = clip_to_ball(x, begin(x, epsilon, geometry, rng), epsilon, geometry).detach()
         for _ in range(steps):
-            adv = (ascend or ascent)(model, x, adv, climb, epsilon, step_size, geometry)
+            adv = (attack_step or pgd_step)(model, x, adv, attack_loss, epsilon, step_size, geometry)
     return adv
 
 
-def ascent(model: Module, x: Tensor, adv: Tensor, climb: Climb, epsilon: Tensor | float, step_size: Tensor | float, geometry: "Norm") -> Tensor:
+def pgd_step(model: Module, x: Tensor, adv: Tensor, attack_loss: AttackLoss, epsilon: Tensor | float, step_size: Tensor | float, geometry: "Norm") -> Tensor:
     """Return the images after one step up the gradient of `climb(model(adv))`, back inside the ball around `x` and [0, 1]."""
     if torch.compiler.is_compiling():  # the compiler follows this form of a gradient alone; models of others may not
-        gradient = torch.func.grad(lambda at: climb(model(at)))(adv)
+        gradient = torch.func.grad(lambda at: attack_loss(model(at)))(adv)
     else:
         with torch.enable_grad():
             at = adv.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(climb(model(at)), at)
-    return inside(x, adv + step_size * geometry.direction(gradient), epsilon, geometry)
+            (gradient,) = torch.autograd.grad(attack_loss(model(at)), at)
+    return clip_to_ball(x, adv + step_size * geometry.direction(gradient), epsilon, geometry)
 
 
-def inside(x: Tensor, adv: Tensor, epsilon: Tensor | float, geometry: "Norm") -> Tensor:
+def clip_to_ball(x: Tensor, adv: Tensor, epsilon: Tensor | float, geometry: "Norm") -> Tensor:
     """Return the images brought back into the ball around `x`, and then into [0, 1]: clipping towards x cannot leave the ball."""
     return (x + geometry.project(adv - x, epsilon)).clamp(0, 1)
 
@@ -68,18 +68,18 @@ def given(adv: Tensor) -> Start:
     return lambda x, epsilon, norm, rng: adv
 
 
-def margin(labels: Tensor, confidence: float = 50.0) -> Climb:
+def cw_margin(labels: Tensor, confidence: float = 50.0) -> AttackLoss:
     """Climb the best wrong logit over the right one until it leads by `confidence` (Carlini and Wagner)."""
 
-    def climb(logits: Tensor) -> Tensor:
+    def attack_loss(logits: Tensor) -> Tensor:
         right = logits.gather(1, labels[:, None])
         wrong = logits.scatter(1, labels[:, None], -torch.inf).amax(1, keepdim=True)
         return -(right - wrong + confidence).clamp(min=0).sum()
 
-    return climb
+    return attack_loss
 
 
-def divergence(clean: Tensor) -> Climb:
+def divergence(clean: Tensor) -> AttackLoss:
     """Climb KL(clean || adv), the attack of TRADES, which needs no label at all."""
     log_p = clean.detach().log_softmax(1)
     return lambda logits: kl(log_p, logits.log_softmax(1)) * len(logits)

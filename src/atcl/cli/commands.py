@@ -21,7 +21,7 @@ from atcl.data.image_folder import read_folder
 from atcl.datasets.labelled_folder import read_truth
 from atcl.evaluation.attacks import WORST
 from atcl.loggers import tensorboard as boards
-from atcl.loggers.progress import Judging, lives
+from atcl.loggers.progress import EvaluationProgress, progress_bars
 from atcl.recipes.catalogue import on_own_data, recipe
 from atcl.recipes.schema import OWN, Recipe
 from atcl.reports.command import Report, after_evaluation, after_training
@@ -29,7 +29,7 @@ from atcl.reproduce.command import Reproduce
 from atcl.reproduce.figures.command import Figure
 from atcl.runs import layout
 from atcl.runs.export import EXPORTS, export
-from atcl.runs.predict import as_csv, as_json, predict
+from atcl.runs.predict import predict, predictions_as_csv, predictions_as_json
 from atcl.runs.problem import Problem
 from atcl.runs.run import REPORTED, Run, folder_of, open_run
 from atcl.runs.spec import Execution, RunSpec
@@ -92,7 +92,7 @@ class Train:
         parent = Path("runs", *folder_of(name, wanted)) if self.out is None else self.out
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
         if self.tensorboard:
-            boards.check()
+            boards.check_installed()
         pictures = [f"{len(problem.train)} pictures, classes {', '.join(problem.names or ())}"] if problem else []
         opening = [*pictures, *(f"{name}, seed {seed}, to {out}" for seed, out in zip(seeds, outs, strict=True))]
         specs = [RunSpec.of(wanted, name=name, seed=seed, out=out, problem=problem) for seed, out in zip(seeds, outs, strict=True)]
@@ -148,7 +148,7 @@ class Evaluate:
                 raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class")
             test = read_truth(self.images, self.labels, done.shape, done.class_names)
         try:
-            with Judging(Console(stderr=True)) as judging:
+            with EvaluationProgress(Console(stderr=True)) as judging:
                 measured = done.evaluate(
                     self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
                     checks=self.checks, strict_fp32=self.strict_fp32, watch=judging,
@@ -198,7 +198,7 @@ class Predict:
         if self.out is not None and (self.out.is_dir() or not self.out.parent.is_dir()):
             raise AtclError(f"{self.out} cannot be written: {'it is a folder' if self.out.is_dir() else f'{self.out.parent} is no folder'}")
         found = predict(done, self.images, attack=self.attack, device=self.device, seed=self.seed, batch_size=self.batch_size)
-        text = as_json(found) if self.json or (self.out and self.out.suffix == ".json") else as_csv(found)
+        text = predictions_as_json(found) if self.json or (self.out and self.out.suffix == ".json") else predictions_as_csv(found)
         if self.out is None:
             print(text, end="")
             return
@@ -226,7 +226,7 @@ class Export:
         path = self.out or done.folder / f"exported.{self.format}"
         if path.suffix[1:] in EXPORTS and path.suffix[1:] != self.format:
             raise AtclError(f"{path} would hold {self.format}: give --format {path.suffix[1:]}, or another name")
-        if path.parent.resolve() == done.folder.resolve() and path.name in layout.OWN:
+        if path.parent.resolve() == done.folder.resolve() and path.name in layout.FILES:
             raise AtclError(f"{path} is the run's own: choose another name")
         made = export(done.model(), done.shape, done.class_names, path, self.format, kind=done.recipe.model)
         shape = ", ".join(map(str, done.shape))
@@ -280,8 +280,8 @@ def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False
 
 
 def _train(console: Console, specs: Sequence[RunSpec], execution: Execution, tensorboard: bool, opening: Sequence[str]) -> list[Run]:
-    with lives(console, [f"seed {spec.seed}" for spec in specs], opening) as shown:
-        logged = [boards.Logged(live) for live in shown] if tensorboard else []
+    with progress_bars(console, [f"seed {spec.seed}" for spec in specs], opening) as shown:
+        logged = [boards.TensorBoardLogger(live) for live in shown] if tensorboard else []
         trained = train_together(specs, execution, logged or shown)
         for log, run in zip(logged, trained, strict=False):
             log.close(run)

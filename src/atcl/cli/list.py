@@ -17,7 +17,7 @@ from atcl.recipes.methods import METHODS
 from atcl.reproduce.experiments import EXPERIMENTS
 from atcl.reproduce.figures.catalogue import FIGURES
 from atcl.runs.export import EXPORTS
-from atcl.runs.pretrained import cards, described
+from atcl.runs.pretrained import card_line, cards
 from atcl.training.selection import RULES
 
 
@@ -45,7 +45,7 @@ LISTED: dict[str, Mapping[str, str]] = {
     "exports": {name: format.about for name, format in EXPORTS.items()},
     "engines": {AUTO: "the one that pays, by device and size of the job", **{name: about for name, (_, _, about) in ENGINES.items()}},
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
-    "weights": {name: described(card) for name, card in cards().items()},
+    "weights": {name: card_line(card) for name, card in cards().items()},
     "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},
     "figures": {name: drawing.about for name, drawing in FIGURES.items()},
 }

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, one_line
 from atcl.core.files import sync_folder, write_whole
 
 KEPT = 2
@@ -20,7 +19,7 @@ _NAME = re.compile(r"stage-(\d+)-epoch-(\d+)-([0-9a-f]{16})\.safetensors")
 
 def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> Path:
     """Write a checkpoint, whole, then drop all but the last two, and any of this epoch or later that an earlier try left."""
-    content = packed(tensors)
+    content = to_bytes(tensors)
     folder.mkdir(exist_ok=True)
     stale = [path for path in stored(folder) if _place(path) >= (stage, epoch)]
     path = folder / f"stage-{stage}-epoch-{epoch:04d}-{_digest(content)}.safetensors"
@@ -68,14 +67,14 @@ class Writer:
             self.pool.shutdown()
 
 
-def newest(folder: Path, say: Callable[[str], None]) -> dict[str, Tensor] | None:
+def newest(folder: Path, notify: Callable[[str], None]) -> dict[str, Tensor] | None:
     """Return the newest whole checkpoint, None where there is none at all; name each damaged one, and refuse where all are."""
     paths = stored(folder)
     for path in paths:
         content = path.read_bytes()
         if path.name.endswith(f"-{_digest(content)}.safetensors"):
-            return unpacked(content, path)
-        say(f"checkpoint {path} is damaged; going on from the one before it")
+            return from_bytes(content, path)
+        notify(f"checkpoint {path} is damaged; going on from the one before it")
     if paths:
         raise AtclError(f"no checkpoint in {folder} is whole: move the folder away to start afresh")
     return None
@@ -86,17 +85,18 @@ def stored(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("*") if _NAME.fullmatch(path.name)), key=_place, reverse=True)
 
 
-def packed(tensors: Mapping[str, Tensor]) -> bytes:
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
     return safetensors.torch.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
 
 
-def unpacked(content: bytes, path: Path) -> dict[str, Tensor]:
+def from_bytes(content: bytes, path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, a format that cannot carry code."""
     try:
         return safetensors.torch.load(content)
-    except (SafetensorError, ValueError) as error:
-        raise AtclError(f"{path} is not a whole safetensors file: {error}") from error
+    except Exception as error:  # its head can ask for types that PyTorch lacks, and for sides beyond 64 bits
+        said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
+        raise AtclError(f"{path} is not a whole safetensors file: {one_line(said)}") from error
 
 
 def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

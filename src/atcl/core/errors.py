@@ -4,14 +4,35 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class AtclError(Exception):
     """Something the user can mend; the message is one line that says what is wrong and what to do."""
 
+    def __init__(self, message: str) -> None:
+        # Names out of files get into messages: what a terminal would obey is shown and not sent.
+        # Breaks of lines stay, for the one message that is a list; text out of a file goes through `one_line`.
+        super().__init__("\n".join(map(_printable, _cut(message, LONGEST).split("\n"))))
 
-def pick(registry: Mapping[str, T], name: str, kind: str) -> T:
+
+LONGEST = 20_000  # characters of a message
+
+
+def one_line(said: object, most: int = 240) -> str:
+    """Return text that came out of a file, or a library's words about it, as one printable line of so many characters."""
+    return _cut(_printable(" ".join(_cut(str(said), 4 * most).split())), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def pick(registry: Mapping[str, _T], name: str, kind: str) -> _T:
     """Return `registry[name]`, or raise with the nearest right name."""
     if not isinstance(name, str):
         raise AtclError(f"a {kind} is named by a text, its entry in the dict of them, not {name!r}")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, one_line
 
 
 class Held(AtclError):
@@ -56,8 +56,8 @@ def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise AtclError(f"{path} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise AtclError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def check_readable(folder: Path, option: str) -> None:

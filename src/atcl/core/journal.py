@@ -30,7 +30,7 @@ def read(path: Path) -> list[Record]:
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         try:
             records.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):  # no program of ours nests so deep
             break
     return records
 
@@ -38,10 +38,10 @@ def read(path: Path) -> list[Record]:
 def cut_back(path: Path, stage: int, epoch: int) -> int:
     """Drop the lines after an epoch of a stage, which training writes again; return how many are left."""
     kept = [record for record in read(path) if (record["stage"], record["epoch"]) <= (stage, epoch)]
-    write_whole(path, packed(kept))
+    write_whole(path, to_lines(kept))
     return len(kept)
 
 
-def packed(records: Sequence[Record]) -> bytes:
+def to_lines(records: Sequence[Record]) -> bytes:
     """Return records as the lines of a journal."""
     return b"".join((json.dumps(record) + "\n").encode() for record in records)

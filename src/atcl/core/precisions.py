@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from atcl.core.errors import AtclError
 
-Kind = Literal["fp32", "tf32", "bf16"]
+PrecisionName = Literal["fp32", "tf32", "bf16"]
 Lower = Literal["fp16"]  # only of a copy that judges look at: it has the digits of tf32, but a range too narrow for gradients as they come
 
 
@@ -19,15 +19,15 @@ Lower = Literal["fp16"]  # only of a copy that judges look at: it has the digits
 class Precision:
     """What a model computes in; images, perturbation, loss and the optimiser's state are fp32 always."""
 
-    attack: Kind = "fp32"
+    attack: PrecisionName = "fp32"
     """of the frozen copy that attacks and pseudo-labels look at: fp32, tf32 or bf16"""
-    update: Kind = "fp32"
+    update: PrecisionName = "fp32"
     """of the model in training"""
 
     def __post_init__(self) -> None:
         for kind in (self.attack, self.update):
-            if kind not in get_args(Kind):
-                raise AtclError(f"a precision is one of {', '.join(get_args(Kind))}, not {kind!r}")
+            if kind not in get_args(PrecisionName):
+                raise AtclError(f"a precision is one of {', '.join(get_args(PrecisionName))}, not {kind!r}")
 
     def on(self, device: torch.device) -> "Precision":
         """Return what holds on a device: a CPU computes in fp32 whatever is said, since the others are slower there."""
@@ -48,7 +48,7 @@ class InBf16(Module):
 
 
 @contextmanager
-def multiplying(kind: Kind | Lower) -> Iterator[None]:
+def multiplying(kind: PrecisionName | Lower) -> Iterator[None]:
     """Multiply fp32 numbers on a GPU as they are (fp32), or with their mantissa cut to ten bits (tf32)."""
     before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = kind != "fp32"

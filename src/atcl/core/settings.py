@@ -15,7 +15,7 @@ import tyro
 
 from atcl.core.errors import AtclError, meant
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def to_data(value: Any) -> Any:
@@ -69,10 +69,10 @@ def _required(kind: type) -> set[str]:
     return {field.name for field in dataclasses.fields(kind) if _default(field) is dataclasses.MISSING}
 
 
-def overridden(settings: T, arguments: Sequence[str], program: str, beside: Sequence[str] = ()) -> T:
+def overridden(settings: _T, arguments: Sequence[str], program: str, beside: Sequence[str] = ()) -> _T:
     """Return the settings with dotted overrides (`--stages.0.epochs 3`), each checked for its name and type; `beside`: what else might be meant."""
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    changed: T = parse(type(settings), arguments, program, beside, default=settings, config=config)
+    changed: _T = parse(type(settings), arguments, program, beside, default=settings, config=config)
     return changed
 
 

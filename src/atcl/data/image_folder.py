@@ -17,7 +17,7 @@ Problems = list[tuple[int, str]]  # line in the file (0: the whole of it), what 
 
 
 @dataclass(frozen=True)
-class Column:
+class CsvColumn:
     """The column that names classes, and what stands between several of them (None: there is one)."""
 
     name: str
@@ -32,11 +32,11 @@ class Column:
         return names
 
 
-NOT = Column("not", "|")
+NOT = CsvColumn("not", "|")
 
 
 @dataclass(frozen=True)
-class Row:
+class CsvRow:
     """A line of the file that has a value in each column."""
 
     line: int
@@ -76,7 +76,7 @@ def read_folder(images: Path | str, labels: Path | str, shape: Shape, classes: S
     return FolderData(WeakData(table.x, candidates), table.names, table.files)
 
 
-def read_table(images: Path, labels: Path, shape: Shape, column: Column, classes: Sequence[str] | None) -> Table:
+def read_table(images: Path, labels: Path, shape: Shape, column: CsvColumn, classes: Sequence[str] | None) -> Table:
     """Read the pictures that a CSV file lists in the column `file`, with the classes in another; refuse it with all its problems."""
     if classes is not None:
         _check_classes(classes)
@@ -97,18 +97,18 @@ def read_table(images: Path, labels: Path, shape: Shape, column: Column, classes
     return Table(x, marked, names, tuple(row.file for row in kept))
 
 
-def _rows(path: Path, column: Column) -> tuple[list[Row], Problems]:
+def _rows(path: Path, column: CsvColumn) -> tuple[list[CsvRow], Problems]:
     """Return the usable rows of a CSV file, and what is wrong with the others; lines without any value are passed over."""
     first, *others = _lines(path)
     header = _fields(first)
     file, names = (_place(header, wanted, path) for wanted in ("file", column.name))
-    rows: list[Row] = []
+    rows: list[CsvRow] = []
     problems: Problems = []
     for number, line in enumerate(others, start=2):
         try:
             if any(fields := _fields(line)):
                 _check_line(line, len(fields), len(header))
-                rows.append(Row(number, _inside(fields[file]), frozenset(column.split(fields[names]))))
+                rows.append(CsvRow(number, _inside(fields[file]), frozenset(column.split(fields[names]))))
         except AtclError as error:
             problems.append((number, str(error)))
     if not rows and not problems:
@@ -134,9 +134,9 @@ def _inside(file: str) -> str:
     return path.as_posix()
 
 
-def _distinct(rows: Sequence[Row], column: Column) -> tuple[list[Row], Problems]:
+def _distinct(rows: Sequence[CsvRow], column: CsvColumn) -> tuple[list[CsvRow], Problems]:
     """Return the first row of each picture, and the later ones that contradict it."""
-    first: dict[str, Row] = {}
+    first: dict[str, CsvRow] = {}
     problems: Problems = []
     for row in rows:
         known = first.setdefault(row.file, row)
@@ -147,7 +147,7 @@ def _distinct(rows: Sequence[Row], column: Column) -> tuple[list[Row], Problems]
     return list(first.values()), problems
 
 
-def _wrong_names(row: Row, names: Sequence[str]) -> Problems:
+def _wrong_names(row: CsvRow, names: Sequence[str]) -> Problems:
     unknown = sorted(row.names - set(names))
     problems = [(row.line, f"unknown class {name!r}{nearest(name, names)}") for name in unknown]
     if len(row.names) == len(names) > 1 and not unknown:

@@ -17,7 +17,7 @@ from atcl.core.errors import AtclError
 Shape = tuple[int, int, int]  # (C, H, W)
 
 # Pillow's readers of pictures alone: others are stubs, or, as for EPS, start a program that runs what the file says
-FORMATS: dict[str, tuple[str, ...]] = {
+PICTURE_FORMATS: dict[str, tuple[str, ...]] = {
     "PNG": (".png", ".apng"),
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "GIF": (".gif",),
@@ -31,7 +31,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "PCX": (".pcx",),
     "TGA": (".tga",),
 }
-SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+SUFFIXES = frozenset(suffix for suffixes in PICTURE_FORMATS.values() for suffix in suffixes)
 MODES = {1: "L", 3: "RGB"}  # channels -> Pillow's name
 _DEEP = ("I", "F")  # modes of one channel with more than 8 bits begin so
 
@@ -130,7 +130,7 @@ def _bytes(image: Image.Image) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
 def _formats() -> list[str]:
     """Return those of the formats that this build of Pillow can read."""
     Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
+    return [name for name in PICTURE_FORMATS if name in Image.OPEN]
 
 
 def _hidden(file: Path, folder: Path) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 
 from atcl.core.errors import AtclError
 from atcl.datasets import readers
-from atcl.datasets.readers import Array
+from atcl.datasets.readers import NumpyArray
 
 Reader = Callable[[Path, Sequence[str]], Any]  # a file, and the names under which the table may lie in it
 
 
-def numbers(path: Path, names: Sequence[str], formats: Mapping[str, Reader]) -> Array:
+def numbers(path: Path, names: Sequence[str], formats: Mapping[str, Reader]) -> NumpyArray:
     """Return a table (n, m) of float64 from a file in one of the formats, NaN where a cell is empty."""
     read = formats.get(path.suffix.lower())
     if read is None:
@@ -68,7 +68,7 @@ def _name(found: Sequence[str], names: Sequence[str]) -> str:
     return known[0]
 
 
-def _padded(rows: Any) -> Array:
+def _padded(rows: Any) -> NumpyArray:
     """Return rows of different lengths, or single numbers, as one table, NaN where a row has ended."""
     cells = [list(row) if isinstance(row, Iterable) and not isinstance(row, str) else [row] for row in rows]
     table = np.full((len(cells), max(map(len, cells), default=0)), np.nan)

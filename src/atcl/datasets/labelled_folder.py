@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from atcl.data.image_folder import Column, read_table
+from atcl.data.image_folder import CsvColumn, read_table
 from atcl.data.picture_files import Shape
 from atcl.datasets.truth import Split, Truth
 
-CLASS = Column("class")
+CLASS = CsvColumn("class")
 
 
 def read_truth(images: Path | str, labels: Path | str, shape: Shape, classes: Sequence[str]) -> Split:

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from atcl.core.errors import one_line
+
 Array = np.ndarray[Any, Any]
 
 NUMERIC = frozenset({"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"})
 ORDERS = frozenset("<>|=")
 REMEDY = "where you trust the file, open it in Python and store the arrays as .npz, or the labels as .csv"
-AXES = 16
+AXES = 6
 
 
 class Function(NamedTuple):
@@ -48,7 +50,7 @@ class Blank:
 def _dtype(arguments: tuple[Any, ...]) -> Kind:
     code = _text(arguments[0]) if arguments else ""
     if code not in NUMERIC or any(type(flag) not in (bool, int) for flag in arguments[1:]) or len(arguments) > 3:
-        refuse(f"it asks for numpy.dtype({short(repr(code))}), and arrays of plain numbers alone are read")
+        refuse(f"it asks for numpy.dtype({short(repr(code[:60]))}), and arrays of plain numbers alone are read")
     return Kind(code)
 
 
@@ -123,7 +125,7 @@ def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
     if type(shape) is not tuple or len(shape) > AXES or any(type(side) is not int or side < 0 for side in shape):
         refuse("it has an array of an impossible shape")
     if math.prod(shape) * dtype.itemsize != len(content):
-        refuse(f"it has an array of shape {short(str(shape))} and {dtype} in {len(content):,} bytes")
+        refuse(f"it has an array of shape {short(shape)} and {dtype} in {len(content):,} bytes")
     return np.frombuffer(content, dtype).reshape(shape, order=order)
 
 
@@ -153,11 +155,15 @@ def _text(value: Any) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else value if isinstance(value, str) else ""
 
 
-def short(text: str) -> str:
-    """Return the beginning of a text that the file brought."""
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def short(text: object) -> str:
+    """Return the beginning of what the file brought, in one printable line."""
+    return one_line(text, most=60)
+
+
+class Refused(ValueError):
+    """One line that says what the pickle asks for, and how to come by the data all the same."""
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise one line that says what the pickle asks for, and how to come by the data all the same."""
-    raise ValueError(f"{what}; {REMEDY}")
+    """Raise the line, with the remedy."""
+    raise Refused(f"{what}; {REMEDY}")

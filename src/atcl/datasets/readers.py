@@ -12,7 +12,7 @@ import numpy as np
 from atcl.core.errors import AtclError
 from atcl.datasets import pickles
 
-Array = np.ndarray[Any, Any]
+NumpyArray = np.ndarray[Any, Any]
 
 
 def unzipped(path: Path) -> bytes:
@@ -23,7 +23,7 @@ def unzipped(path: Path) -> bytes:
         raise AtclError(f"{path} is not a whole gzip file: {error}") from None
 
 
-def idx(path: Path) -> Array:
+def idx(path: Path) -> NumpyArray:
     """Read an IDX file of bytes (MNIST and its kin), gzipped or not."""
     content = unzipped(path)
     if len(content) < 4 or content[:3] != b"\0\0\x08":
@@ -36,7 +36,7 @@ def idx(path: Path) -> Array:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape.astype(int)).copy()
 
 
-def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
+def cifar(path: Path, member: str, labels: str) -> tuple[NumpyArray, NumpyArray]:
     """Read images (n, 32, 32, 3) and labels from a pickle of CIFAR, inside its archive or unpacked."""
     content = _member(path, member)
     try:
@@ -49,7 +49,7 @@ def cifar(path: Path, member: str, labels: str) -> tuple[Array, Array]:
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
 
 
-def climage(path: Path) -> tuple[Array, Array]:
+def climage(path: Path) -> tuple[NumpyArray, NumpyArray]:
     """Read images (n, H, W, 3) and true labels from a release of CLImage or ACLImage, which has its own order."""
     # CLImage: images of 32x32x3 or 64x64x3 under "images"; an early release of CLCIFAR: rows of CIFAR, 3x32x32 flat, under "data"
     x, y = _parts(path, ("images", "data"), ("ord_labels",))
@@ -84,7 +84,7 @@ def _parts(path: Path, *wanted: Sequence[str]) -> list[Any]:
     return [values[0] for values in held]
 
 
-def svhn(path: Path) -> tuple[Array, Array]:
+def svhn(path: Path) -> tuple[NumpyArray, NumpyArray]:
     """Read images (n, 32, 32, 3) and labels 0 to 9 from a .mat file of SVHN, where the digit 0 is labelled 10."""
     from scipy.io import loadmat
 
@@ -98,7 +98,7 @@ def svhn(path: Path) -> tuple[Array, Array]:
     return x.transpose(3, 0, 1, 2), y.reshape(-1).astype(np.int64) % 10
 
 
-def npz(path: Path) -> dict[str, Array]:
+def npz(path: Path) -> dict[str, NumpyArray]:
     """Read x_train, y_train, x_test, y_test from an .npz file."""
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -107,7 +107,7 @@ def npz(path: Path) -> dict[str, Array]:
         raise AtclError(f"{path}: no x_train, y_train, x_test, y_test can be read from it ({error})") from None
 
 
-def array(path: Path, choose: Callable[[Sequence[str]], str]) -> Array:
+def array(path: Path, choose: Callable[[Sequence[str]], str]) -> NumpyArray:
     """Read an .npy file, or the array of an .npz file that is chosen by its name."""
     found = np.load(path, allow_pickle=False)
     if isinstance(found, np.ndarray):

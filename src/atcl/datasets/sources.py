@@ -15,7 +15,7 @@ from torch import Tensor
 from atcl.core.errors import AtclError
 from atcl.datasets import readers
 from atcl.datasets.downloads import Remote, download
-from atcl.datasets.readers import Array
+from atcl.datasets.readers import NumpyArray
 from atcl.datasets.truth import Split, Truth
 
 
@@ -45,7 +45,7 @@ class Source:
     name: str
     npz: str  # the stem of a plain file with all four arrays
     remotes: tuple[Remote, ...]
-    read: Callable[[Sequence[Path]], dict[str, Array]]
+    read: Callable[[Sequence[Path]], dict[str, NumpyArray]]
     sizes: tuple[int, int]  # of the official training and test set
     classes: int = 10
 
@@ -90,7 +90,7 @@ class Release:
     file: str
     images: int  # in the training set, as its authors say
     classes: int
-    test: Callable[[Path], tuple[Array, Array]]
+    test: Callable[[Path], tuple[NumpyArray, NumpyArray]]
 
     def __call__(self, folder: Path | None = None) -> Dataset:
         """Read the images and their truth; the labels of the same file are read by `FromFile`."""
@@ -122,18 +122,18 @@ def digits(folder: Path | None = None) -> Dataset:
     return _dataset({"x_train": x[:1400], "y_train": y[:1400], "x_test": x[1400:], "y_test": y[1400:]}, 10, Path("digits"))
 
 
-def _read_idx(paths: Sequence[Path]) -> dict[str, Array]:
+def _read_idx(paths: Sequence[Path]) -> dict[str, NumpyArray]:
     return {name: readers.idx(path) for name, path in zip(("x_train", "y_train", "x_test", "y_test"), paths, strict=True)}
 
 
-def _read_cifar(paths: Sequence[Path], train: Sequence[str], test: str, labels: str) -> dict[str, Array]:
+def _read_cifar(paths: Sequence[Path], train: Sequence[str], test: str, labels: str) -> dict[str, NumpyArray]:
     (path,) = paths
     batches = [readers.cifar(path, name, labels) for name in (*train, test)]
     x, y = (np.concatenate(part) for part in zip(*batches[:-1], strict=True))
     return {"x_train": x, "y_train": y, "x_test": batches[-1][0], "y_test": batches[-1][1]}
 
 
-def _read_svhn(paths: Sequence[Path]) -> dict[str, Array]:
+def _read_svhn(paths: Sequence[Path]) -> dict[str, NumpyArray]:
     train, test = (readers.svhn(path) for path in paths)
     return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
 
@@ -191,7 +191,7 @@ SOURCES: dict[str, Source] = {
 }  # fmt: skip
 
 
-def _cifar_test(place: Path, name: str, member: str, labels: str) -> tuple[Array, Array]:
+def _cifar_test(place: Path, name: str, member: str, labels: str) -> tuple[NumpyArray, NumpyArray]:
     (remote,) = SOURCES[name].remotes
     if (path := remote.find(place)) is None:
         raise AtclError(f"{remote.path(place)} is missing, whose test images belong to this release: put it there")
@@ -199,7 +199,7 @@ def _cifar_test(place: Path, name: str, member: str, labels: str) -> tuple[Array
     return readers.cifar(path, member, labels)
 
 
-def _released_test(place: Path, file: str) -> tuple[Array, Array]:
+def _released_test(place: Path, file: str) -> tuple[NumpyArray, NumpyArray]:
     return readers.climage(place / file)
 
 
@@ -218,7 +218,7 @@ RELEASES: dict[str, Release] = {
 DATASETS: dict[str, Callable[[Path | None], Dataset]] = {"digits": digits, **SOURCES, **RELEASES}
 
 
-def _dataset(arrays: dict[str, Array], classes: int, place: Path) -> Dataset:
+def _dataset(arrays: dict[str, NumpyArray], classes: int, place: Path) -> Dataset:
     """Return checked arrays as splits; what is wrong with them is told with the place that they came from."""
     try:
         for name, array in arrays.items():
@@ -236,7 +236,7 @@ def _dataset(arrays: dict[str, Array], classes: int, place: Path) -> Dataset:
     return Dataset(train, test)
 
 
-def _images(x: Array) -> Tensor:
+def _images(x: NumpyArray) -> Tensor:
     """Return (n, C, H, W) from (n, H, W) or (n, H, W, C)."""
     try:
         images = torch.from_numpy(np.ascontiguousarray(x))

@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.core.precisions import Kind, Lower, multiplying
+from atcl.core.precisions import Lower, PrecisionName, multiplying
 from atcl.core.seeds import forked_rng
-from atcl.engine.fused_layers import FUSED, LIBRARY, Halved, Settled, form_of, halves
+from atcl.engine.fused_layers import FUSED, LIBRARY, FusedConv, ReluMaxPool, form_of, is_pool_by_two
 
 DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # all else is fp32
 STEEP = 1024  # length at which a gradient starts through a model in fp16: far from what that takes for 0, and from what it takes for infinite
@@ -24,17 +24,17 @@ STEEP = 1024  # length at which a gradient starts through a model in fp16: far f
 WITHIN: dict[str, tuple[float, float]] = {"bf16": (0.1, 0.5), "fp16": (0.02, 0.2)}
 
 
-class Twin(Module):
+class AttackModel(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: Kind | Lower = "fp32", *, settle: bool = False, compiles: bool = True, joins: bool = True) -> None:
+    def __init__(self, model: Module, kind: PrecisionName | Lower = "fp32", *, settle: bool = False, compiles: bool = True, joins: bool = True) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.kind = kind
         self.dtype = DTYPES.get(kind, torch.float32)
         if kind in DTYPES:
             _lower(self.model, self.dtype)
-        self.settled: list[Settled] = []
+        self.settled: list[FusedConv] = []
         if settle:
             # some forms pay only where a compiler draws their parts together; without one, kernels that do more at once
             self.settled = _settle(self.model, model, self.dtype, compiles)
@@ -58,16 +58,16 @@ class Twin(Module):
             convolution.derive()
 
 
-def faithful_twin(model: Module, kind: Kind | Lower, x: Tensor, say: Callable[[str], None] = print, *, compiles: bool = True) -> Twin:
+def faithful_attack_model(model: Module, kind: PrecisionName | Lower, x: Tensor, notify: Callable[[str], None] = print, *, compiles: bool = True) -> AttackModel:
     """Return the twin that is fastest, compiled or not, and says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
     if not x.is_cuda and kind not in DTYPES:
-        return Twin(model, kind)
+        return AttackModel(model, kind)
     ways = [{"settle": True, "compiles": compiles, "joins": joins} for joins in ([False] if compiles else [True, False])]
     way = next((way for way in ways if _agrees(model, x, "fp32", **way)), {"settle": False})
     if kind in DTYPES and not _agrees(model, x, kind, **way):
-        say(f"the model does not compute in {kind}: the attack looks at it in fp32")
+        notify(f"the model does not compute in {kind}: the attack looks at it in fp32")
         kind = "fp32"
-    return Twin(model, kind, **way)
+    return AttackModel(model, kind, **way)
 
 
 def takes_channels_last(model: Module, x: Tensor) -> bool:
@@ -82,7 +82,7 @@ def takes_channels_last(model: Module, x: Tensor) -> bool:
     return True
 
 
-def _agrees(model: Module, x: Tensor, kind: Kind | Lower, *, settle: bool, compiles: bool = True, joins: bool = True) -> bool:
+def _agrees(model: Module, x: Tensor, kind: PrecisionName | Lower, *, settle: bool, compiles: bool = True, joins: bool = True) -> bool:
     """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
     with forked_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -99,7 +99,7 @@ def _agrees(model: Module, x: Tensor, kind: Kind | Lower, *, settle: bool, compi
         for settled in (False, True):
             at = x.detach().clone().requires_grad_()
             try:
-                logits: Tensor = Twin(probe, kind, settle=settle, compiles=compiles, joins=joins)(at) if settled else probe(at)
+                logits: Tensor = AttackModel(probe, kind, settle=settle, compiles=compiles, joins=joins)(at) if settled else probe(at)
                 weights = torch.linspace(-STEEP, STEEP, logits.shape[1], device=x.device)
                 (gradient,) = torch.autograd.grad((logits * weights).sum(), at)
             except Exception:  # a twin that does not run is none
@@ -118,7 +118,7 @@ def _by_type(ours: Module, theirs: Module) -> list[tuple[list[Tensor], list[Tens
     """Return the tensors that both have, in pairs of lists, each list of one type: copied at once."""
     groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
     others = {**dict(theirs.named_parameters(remove_duplicate=False)), **dict(theirs.named_buffers(remove_duplicate=False))}
-    settled = {name for name, module in ours.named_modules() if isinstance(module, Settled)}
+    settled = {name for name, module in ours.named_modules() if isinstance(module, FusedConv)}
     for name, own in (*ours.named_parameters(), *ours.named_buffers()):
         if name.rpartition(".")[0] not in settled and name in others:  # tracing makes buffers of tensors that were none: constants
             group = groups[own.dtype, others[name].dtype]
@@ -142,15 +142,15 @@ def _widened(module: Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (inputs[0].float(), *inputs[1:])
 
 
-def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) -> list[Settled]:
+def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) -> list[FusedConv]:
     """Put a `Settled` in the place of each convolution that has a normalisation behind it or a faster form, and `Halved` for poolings."""
     behind, found = _behind(ours), []
     names = Counter(module for _, module in ours.named_modules(remove_duplicate=False))
     for name, module in list(ours.named_modules()):
         follower = behind.get(name)
-        if compiles and type(module) is nn.ReLU and follower and halves(ours.get_submodule(follower)):
+        if compiles and type(module) is nn.ReLU and follower and is_pool_by_two(ours.get_submodule(follower)):
             ours.set_submodule(name, nn.Identity())
-            ours.set_submodule(follower, Halved())
+            ours.set_submodule(follower, ReluMaxPool())
     for name, module in list(ours.named_modules()):
         if type(module) is not nn.Conv2d or module.padding_mode != "zeros" or names[module] > 1:  # under its other names it would stay as it was
             continue
@@ -161,7 +161,7 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) ->
         if norm is None and form is LIBRARY:
             continue
         source: Any = theirs.get_submodule(norm) if norm else None
-        found.append(Settled(theirs.get_submodule(name), source, form, relu is not None, dtype))  # type: ignore[arg-type]
+        found.append(FusedConv(theirs.get_submodule(name), source, form, relu is not None, dtype))  # type: ignore[arg-type]
         ours.set_submodule(name, found[-1])
         for part in (norm, relu):
             if part is not None:
@@ -171,7 +171,7 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) ->
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Settled) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, FusedConv) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _joined(model: Module) -> Module:
@@ -185,12 +185,12 @@ def _joined(model: Module) -> Module:
         graph.erase_node(node)
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
-    def fused(node: Any) -> Settled | None:
+    def fused(node: Any) -> FusedConv | None:
         """Return the fused convolution, called once, that gives what one other node alone takes."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1 or len(node.users) > 1 or not node.args:
             return None
         module = model.get_submodule(str(node.target))
-        return module if isinstance(module, Settled) and module.form is FUSED and not module.relu else None
+        return module if isinstance(module, FusedConv) and module.form is FUSED and not module.relu else None
 
     for relu in [node for node in graph.nodes if node.args and _is_relu(model, node)]:
         taken = relu.args[0]

@@ -15,7 +15,7 @@ from atcl.engine.attack_model import STEEP, WITHIN
 
 
 @dataclass
-class Tape:
+class GraphPool:
     """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
 
     stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
@@ -25,7 +25,7 @@ class Tape:
 
 
 @dataclass
-class Recording:
+class ModelGraph:
     """The graphs of one size, and the tensors that they read and write."""
 
     x: Tensor
@@ -34,14 +34,14 @@ class Recording:
     gradient: Tensor  # gradient of x
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
-    tape: Tape
+    tape: GraphPool
 
 
 class Replay(torch.autograd.Function):
     """The model as a function of images that has a gradient, both from one recording."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, recording: Recording) -> Tensor:
+    def forward(ctx: Any, x: Tensor, recording: ModelGraph) -> Tensor:
         logits = play(recording, x)
         ctx.save_for_backward(x)
         ctx.recording, ctx.play = recording, recording.tape.plays
@@ -58,7 +58,7 @@ class Replay(torch.autograd.Function):
         return recording.gradient[: len(x)].clone(), None
 
 
-def play(recording: Recording, x: Tensor) -> Tensor:
+def play(recording: ModelGraph, x: Tensor) -> Tensor:
     """Return the logits of images, and of the rows behind them; they last until the next play."""
     recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
     recording.forward.replay()
@@ -66,7 +66,7 @@ def play(recording: Recording, x: Tensor) -> Tensor:
     return recording.logits
 
 
-def record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
+def record(model: Module, like: Tensor, tape: GraphPool) -> ModelGraph | None:
     """Return the recordings for one size, or None for a model that cannot be recorded, such as one that looks at values on the host."""
     side = tape.stream
     side.wait_stream(torch.cuda.current_stream(like.device))
@@ -83,7 +83,7 @@ def record(model: Module, like: Tensor, tape: Tape) -> Recording | None:
         return None
 
 
-def _recorded(model: Module, like: Tensor, tape: Tape) -> Recording:
+def _recorded(model: Module, like: Tensor, tape: GraphPool) -> ModelGraph:
     forward, backward, x = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), like.clone().requires_grad_()
     with torch.enable_grad():
         with torch.cuda.graph(forward, pool=tape.pool, stream=tape.stream):
@@ -95,10 +95,10 @@ def _recorded(model: Module, like: Tensor, tape: Tape) -> Recording:
             gradient = gradient_of(logits, x, upstream, tape)
             note(gradient, tape)
     # the graphs' own tensors, without the history that only recording needed
-    return Recording(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
+    return ModelGraph(x.detach(), logits.detach(), upstream, gradient, forward, backward, tape)
 
 
-def gradient_of(logits: Tensor, x: Tensor, upstream: Tensor, tape: Tape) -> Tensor:
+def gradient_of(logits: Tensor, x: Tensor, upstream: Tensor, tape: GraphPool) -> Tensor:
     """Return the gradient of x; through a model in fp16 each image's starts at one length and is brought back to its own behind it."""
     if tape.overflow is None:
         (plain,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
@@ -109,16 +109,16 @@ def gradient_of(logits: Tensor, x: Tensor, upstream: Tensor, tape: Tape) -> Tens
     return steep * length.view(-1, *[1] * (steep.ndim - 1))
 
 
-def note(numbers: Tensor, tape: Tape) -> None:
+def note(numbers: Tensor, tape: GraphPool) -> None:
     """Remember, of a model in fp16, whether any of these numbers is not finite."""
     if tape.overflow is not None:
         tape.overflow.logical_or_(~numbers.detach().isfinite().all())
 
 
-def agrees(recording: Recording, model: Module) -> bool:
+def agrees(recording: ModelGraph, model: Module) -> bool:
     """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
     narrow, x = recording.tape.overflow is not None, recording.x[: len(recording.x) // 2 + 1].clone()
-    recording.x.copy_(0.1 * noise(recording.x.shape, x.device, 1))  # darker: a model that looks at the rows behind notices
+    recording.x.copy_(0.1 * random_like(recording.x.shape, x.device, 1))  # darker: a model that looks at the rows behind notices
     with torch.set_grad_enabled(narrow):
         x.requires_grad_(narrow)
         answers: tuple[Tensor, Tensor] = (Replay.apply(x, recording), model(x))  # type: ignore[no-untyped-call]
@@ -130,16 +130,16 @@ def agrees(recording: Recording, model: Module) -> bool:
     return all(bool((ours - theirs).norm() <= far * theirs.norm() + more) for far, more, ours, theirs in pairs)
 
 
-def noise(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
+def random_like(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
     """Return images that follow from their shape, and a seed, alone."""
     return torch.rand(shape, device=device, generator=generator(device, seed))
 
 
-def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
+def _passes(model: Module, x: Tensor, mode: str, tape: GraphPool) -> bool:
     """Go through the model and back; in mode "error", tell whether the host neither waited, which a recording would not forgive, nor drew lots."""
     drawn = host_random()
     try:
-        with waiting(mode):
+        with host_sync(mode):
             logits = model(x)
             note(logits, tape)
             note(gradient_of(logits, x, torch.zeros_like(logits), tape), tape)
@@ -153,7 +153,7 @@ def _passes(model: Module, x: Tensor, mode: str, tape: Tape) -> bool:
 
 
 @contextmanager
-def waiting(mode: str) -> Iterator[None]:
+def host_sync(mode: str) -> Iterator[None]:
     """Let the host wait for the GPU ("default"), or raise a RuntimeError where it would ("error")."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(action="ignore"):  # that the mode is young

@@ -13,11 +13,11 @@ from torch.nn import Module
 
 from atcl.core.errors import AtclError, pick
 from atcl.core.seeds import host_random
-from atcl.engine.cuda_graphs import waiting
+from atcl.engine.cuda_graphs import host_sync
 
 Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
 Part = TypeVar("Part", bound=Callable[..., Any])
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 PLAIN = 2  # times that a step runs as it is written before it is recorded: libraries choose their kernels, the optimiser makes its state
 
@@ -29,7 +29,7 @@ class Engine:
     name: str = "eager"
     compiles: bool = False
     records: bool = False
-    say: Say = print
+    notify: Notify = print
     failures: list[str] = field(default_factory=list)  # of compiling
 
     @property
@@ -42,17 +42,17 @@ class Engine:
 
         def tell(text: str) -> None:
             self.failures.append(text)
-            self.say(text)
+            self.notify(text)
 
         return compiled(function, tell) if self.compiles else function
 
     def whole(self, step: Step, rng: Generator) -> Step:
         """Return the step, which draws from `rng`, as this engine runs it."""
-        return recorded(step, rng) if self.records else step
+        return recorded_step(step, rng) if self.records else step
 
     def repeated(self, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
         """Return a function that draws nothing, and is called with tensors of the same shapes again and again, as this engine runs it."""
-        return replayed(function, device) if self.records else function
+        return replayed_function(function, device) if self.records else function
 
 
 EAGER = Engine()
@@ -68,13 +68,13 @@ AUTO = "auto"  # picks one of them
 WORTH = 50_000  # passes through the model from which compiling, which takes half a minute, pays on a GPU
 
 
-def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bool = False, waits: bool = False, say: Say = print) -> Engine:
+def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bool = False, waits: bool = False, notify: Notify = print) -> Engine:
     """Return the engine of a name; `auto` picks by the device, the size of the job, and whether the model makes the host wait."""
     if name == AUTO:
         if device.type != "cuda":
-            return Engine("eager", say=say)
+            return Engine("eager", notify=notify)
         compiles = passes >= WORTH and not deterministic
-        return Engine("captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, say)
+        return Engine("captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, notify)
     compiles, records, _ = pick({**ENGINES, AUTO: (False, False, "")}, name, "engine")
     if compiles and not records and deterministic:
         raise AtclError("what is compiled may differ in its last bits each time: with --deterministic give --engine auto, eager or captured")
@@ -82,10 +82,10 @@ def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bo
         raise AtclError(f"the engine {name} records CUDA graphs, and the device is {device.type}: give --engine auto, eager or compiled")
     if records and waits:
         raise AtclError(f"the engine {name} cannot record a step that makes the host wait for the GPU: give --engine auto, eager or compiled")
-    return Engine(name, compiles and not deterministic, records, say)
+    return Engine(name, compiles and not deterministic, records, notify)
 
 
-def compiled(function: Part, say: Say = print, backend: str = "inductor") -> Part:
+def compiled(function: Part, notify: Notify = print, backend: str = "inductor") -> Part:
     """Return the function compiled for the shapes that it meets; where that fails, the function as it is written."""
     # the same random numbers as in the other engines, not those of the compiler's own generator
     quick = torch.compile(function, dynamic=False, backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
@@ -99,7 +99,7 @@ def compiled(function: Part, say: Say = print, backend: str = "inductor") -> Par
             return quick(*arguments)
         except Exception as error:  # whatever it is: as it is written, the function is right, or raises an error of its own
             failed = True
-            say(f"not compiled, which is slower and nothing else: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            notify(f"not compiled, which is slower and nothing else: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
             return function(*arguments)
 
     return run  # type: ignore[return-value]
@@ -117,11 +117,11 @@ def room_to_compile(runs: int) -> Iterator[None]:
         torch._dynamo.config.recompile_limit = before
 
 
-def recorded(step: Step, rng: Generator) -> Step:
+def recorded_step(step: Step, rng: Generator) -> Step:
     """Return a step that is replayed from a CUDA graph, one for each kind of batch, after it was run a few times as it is written."""
     stream = cache(lambda: recording_stream(rng.device))
     plays: Counter[tuple[int, int, bool]] = Counter()
-    recordings: dict[tuple[int, int, bool], Recording] = {}
+    recordings: dict[tuple[int, int, bool], StepGraph] = {}
 
     def run(index: Tensor, steps: int, remember: bool) -> Tensor:
         kind = (len(index), steps, remember)
@@ -131,13 +131,13 @@ def recorded(step: Step, rng: Generator) -> Step:
         if kind not in recordings:
             for old in [other for other in recordings if other[1:] != kind[1:]]:  # of an epoch that is over
                 del recordings[old]
-            recordings[kind] = Recording(lambda index: step(index, steps, remember), (index,), stream(), rng)
+            recordings[kind] = StepGraph(lambda index: step(index, steps, remember), (index,), stream(), rng)
         return recordings[kind].play(index)
 
     return run
 
 
-def replayed(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+def replayed_function(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return a function that is replayed from a CUDA graph after it was run a few times as it is written; its answer lasts until the next call."""
     plays, recording = 0, None
 
@@ -146,7 +146,7 @@ def replayed(function: Callable[..., Tensor], device: torch.device) -> Callable[
         plays += 1
         if plays <= PLAIN:
             return function(*given)
-        recording = recording or Recording(function, given, recording_stream(device))
+        recording = recording or StepGraph(function, given, recording_stream(device))
         return recording.play(*given)
 
     return run
@@ -167,7 +167,7 @@ def recording_stream(device: torch.device) -> torch.cuda.Stream:
     return own_stream(device) if current == torch.cuda.default_stream(device) else current
 
 
-class Recording:
+class StepGraph:
     """A function in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
 
     def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: Generator | None = None) -> None:
@@ -199,7 +199,7 @@ def waits(model: Module, x: Tensor) -> bool:
             model.train(train)(x).sum().backward()  # the first pass may set things up
             drawn = host_random()
             try:
-                with waiting("error"):
+                with host_sync("error"):
                     model(x).sum().backward()
             except RuntimeError:
                 return True

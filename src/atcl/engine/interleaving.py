@@ -12,19 +12,19 @@ from atcl.core.errors import AtclError
 from atcl.core.seeds import OwnRandom
 from atcl.engine.engines import own_stream
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 LANES = 16  # PyTorch hands out 32 streams of a priority in turn, and two lanes may not get the same
-Task = Generator[None, None, T]  # pauses after each piece of work, and returns what came out
+Steps = Generator[None, None, _T]  # pauses after each piece of work, and returns what came out
 
 
 @dataclass
-class Lane(Generic[T]):
+class Lane(Generic[_T]):
     """One of them, with a stream and a global random state of its own."""
 
-    task: Task[T]
+    task: Steps[_T]
     stream: torch.cuda.Stream | None
     random: OwnRandom = field(default_factory=OwnRandom)
-    outcome: T | None = None
+    outcome: _T | None = None
 
     def advance(self) -> bool:
         """Do the next piece; tell whether there is more."""
@@ -38,7 +38,7 @@ class Lane(Generic[T]):
         return True
 
 
-def together(tasks: Sequence[Task[T]], device: torch.device) -> list[T]:
+def interleave(tasks: Sequence[Steps[_T]], device: torch.device) -> list[_T]:
     """Carry out all tasks, on a GPU in turns, on a CPU one after another; each draws the random numbers that it would draw alone.
 
     All have their first turn first: an error there, before anything is trained, stops all. A later one stops its own task, and is raised when the

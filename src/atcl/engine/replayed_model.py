@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.core.modules import evaluating
-from atcl.core.precisions import Kind, Lower
+from atcl.core.precisions import Lower, PrecisionName
 from atcl.core.seeds import forked_rng
-from atcl.engine.attack_model import faithful_twin, takes_channels_last
-from atcl.engine.cuda_graphs import Recording, Replay, Tape, agrees, noise, play, record
+from atcl.engine.attack_model import faithful_attack_model, takes_channels_last
+from atcl.engine.cuda_graphs import GraphPool, ModelGraph, Replay, agrees, play, random_like, record
 
 SMALLEST = 32
 APART = 0.05  # how far an image's logits in fp16 may be from the model's own, in shares of their length, or of the mean length where that is more
@@ -33,13 +33,13 @@ class Replayed(Module):
     def __init__(self, model: Module, largest: int, half: bool = False) -> None:
         super().__init__()
         self.narrow = half  # whether fp16 is as good, as far as is known
-        self.kind: Kind | Lower = "fp32"  # what recordings compute in for now
+        self.kind: PrecisionName | Lower = "fp32"  # what recordings compute in for now
         self.model: Module = copy.deepcopy(model)
         self.layout: torch.memory_format | None = None  # of images and weights; known once images were seen
         self.folded: dict[str, Module] = {}  # what is recorded in each precision: the model with normalisations and ReLUs inside its convolutions
-        self.tapes: dict[str, Tape] = {}
+        self.tapes: dict[str, GraphPool] = {}
         self.sizes = sizes(largest)
-        self.recordings: dict[Key, Recording | None] = {}
+        self.recordings: dict[Key, ModelGraph | None] = {}
         self.asked: Counter[Key] = Counter()
         self.serving: set[Key] = set()
         self.faithful = True  # whether recordings answer as the model does
@@ -68,7 +68,7 @@ class Replayed(Module):
         self._turn("fp16" if self.narrow else "fp32")
         self.mixed = False
         for recording in filter(None, self.recordings.values()):  # what overflowed in another batch is none of this one's
-            recording.x.copy_(noise(recording.x.shape, recording.x.device))
+            recording.x.copy_(random_like(recording.x.shape, recording.x.device))
             recording.upstream.zero_()
         for tape in self.tapes.values():
             if tape.overflow is not None:
@@ -100,12 +100,12 @@ class Replayed(Module):
         self.mixed = any(self.recordings.get(key) for key in self.serving)
         self._turn("fp32")
 
-    def _turn(self, kind: Kind | Lower) -> None:
+    def _turn(self, kind: PrecisionName | Lower) -> None:
         self.kind = kind
         self.asked.clear()
         self.serving.clear()
 
-    def _recording(self, x: Tensor) -> Recording | None:
+    def _recording(self, x: Tensor) -> ModelGraph | None:
         key = (self.kind, next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.serving:
             self.asked[key] += 1
@@ -115,7 +115,7 @@ class Replayed(Module):
             self.serving.add(key)
         if key not in self.recordings:
             with torch.cuda.device(x.device):  # graphs are recorded on the current one
-                found = self._recorded(self._laid_out(noise(key[1:], x.device)))
+                found = self._recorded(self._laid_out(random_like(key[1:], x.device)))
             if self.kind == "fp16" and found is None:
                 self._give_up_fp16()
                 return self._recording(x)
@@ -135,16 +135,16 @@ class Replayed(Module):
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=self.layout or torch.contiguous_format)
 
-    def _recorded(self, like: Tensor) -> Recording | None:
+    def _recorded(self, like: Tensor) -> ModelGraph | None:
         """Return recordings for as many images as these, in the present precision; None where there can be none."""
         if self.kind not in self.folded:
-            twin = faithful_twin(self.model, self.kind, like[:2].clone(), lambda line: None, compiles=False)
-            self.folded[self.kind] = twin if twin.settled else self.model  # without a convolution, nothing is gained
+            attack_model = faithful_attack_model(self.model, self.kind, like[:2].clone(), lambda line: None, compiles=False)
+            self.folded[self.kind] = attack_model if attack_model.settled else self.model  # without a convolution, nothing is gained
             low = self.kind == "fp16"
-            if low and (twin.kind != "fp16" or not twin.settled):
+            if low and (attack_model.kind != "fp16" or not attack_model.settled):
                 return None
             narrow = torch.zeros((), dtype=torch.bool, device=like.device) if low else None
-            self.tapes[self.kind] = Tape(torch.cuda.Stream(like.device), narrow)
+            self.tapes[self.kind] = GraphPool(torch.cuda.Stream(like.device), narrow)
         return record(self.folded[self.kind], like, self.tapes[self.kind])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from atcl.attacks.pgd import Climb, margin, pgd
+from atcl.attacks.pgd import AttackLoss, cw_margin, pgd
 from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError
 from atcl.core.seeds import generator
@@ -45,16 +45,16 @@ def natural(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int,
     return x
 
 
-def ascent(
+def pgd_attack(
     model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int, *,
-    climb: Callable[[Tensor], Climb], steps: int, restart: int = 0,
+    attack_loss: Callable[[Tensor], AttackLoss], steps: int, restart: int = 0,
 ) -> Tensor:  # fmt: skip
     """Projected gradient ascent from a random start that follows from seed, batch and restart alone."""
     rng = generator(x.device, seed, number, *([restart] if restart else []))
-    return pgd(model, x, climb(labels), **asdict(threat), steps=steps, rng=rng)
+    return pgd(model, x, attack_loss(labels), **asdict(threat), steps=steps, rng=rng)
 
 
-def cross_entropy(labels: Tensor) -> Climb:
+def cross_entropy_of(labels: Tensor) -> AttackLoss:
     """Climb the cross-entropy of the true class."""
     return lambda logits: F.cross_entropy(logits, labels, reduction="sum")
 
@@ -75,13 +75,13 @@ def autoattack(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: i
     return found
 
 
-_PGD20 = partial(ascent, climb=cross_entropy, steps=20)
+_PGD20 = partial(pgd_attack, attack_loss=cross_entropy_of, steps=20)
 RESTARTS = 10
 
 ATTACKS: dict[str, Attack] = {
     "natural": Attack({"natural": natural}, "the images as they are", "natural"),
     "pgd20": Attack({"pgd20": _PGD20}, "20 ascents of cross-entropy from a random start", "PGD20"),
-    "cw30": Attack({"cw30": partial(ascent, climb=margin, steps=30)}, "30 ascents of the margin with confidence 50 from a random start", "CW30"),
+    "cw30": Attack({"cw30": partial(pgd_attack, attack_loss=cw_margin, steps=30)}, "30 ascents of the margin with confidence 50 from a random start", "CW30"),
     "pgd20_restarts": Attack(
         {f"restart {number}": partial(_PGD20, restart=number) for number in range(RESTARTS)},
         f"20 ascents of cross-entropy from each of {RESTARTS} random starts",

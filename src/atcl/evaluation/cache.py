@@ -24,7 +24,7 @@ from atcl.datasets.truth import Split
 END = "end"  # the pass that says that there is none left
 
 
-class Book:
+class EvaluationCache:
     """The verdicts of one attack: whether each image of each batch was still right after each pass."""
 
     def __init__(self, folder: Path | None, header: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Book:
             return
         self.lines = _lines(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, journal.packed([dict(header), *self.lines.values()]))  # without a last line that was cut off
+        write_whole(self.path, journal.to_lines([dict(header), *self.lines.values()]))  # without a last line that was cut off
 
     def verdict(self, name: str, number: int, images: int) -> Tensor | None:
         """Return (n,) bool, or None where this batch is not judged yet."""
@@ -44,10 +44,10 @@ class Book:
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["right"]), np.uint8), count=images)
         return torch.from_numpy(bits.astype(bool))
 
-    def put(self, name: str, number: int, right: Tensor, seconds: float, crafted: str = "fp32") -> None:
+    def put(self, name: str, number: int, right: Tensor, seconds: float, attack_precision: str = "fp32") -> None:
         """Keep a batch's verdict, and the precision of what the attack looked at."""
         bits = np.packbits(right.cpu().numpy()).tobytes().hex()
-        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds, "crafted": crafted})
+        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds, "crafted": attack_precision})
 
     def close(self) -> None:
         """Say that nothing is left to judge."""
@@ -55,7 +55,7 @@ class Book:
             self._append({"pass": END, "batch": 0, "images": 0, "right": "", "seconds": 0.0})
 
     @property
-    def crafted(self) -> str:
+    def attack_precision(self) -> str:
         """The precision of what the attack looked at; more than one where a batch was too much for the first."""
         return " and ".join(sorted({line["crafted"] for line in self.lines.values() if "crafted" in line}))
 
@@ -70,11 +70,11 @@ class Book:
         self.lines[line["pass"], line["batch"]] = line
 
 
-def kept(folder: Path, header: Mapping[str, Any]) -> Book:
+def stored_cache(folder: Path, header: Mapping[str, Any]) -> EvaluationCache:
     """Return the verdicts that lie under a header, to be read alone."""
-    book = Book(None, header)
-    book.lines = _lines(path_of(folder, header))
-    return book
+    cache = EvaluationCache(None, header)
+    cache.lines = _lines(path_of(folder, header))
+    return cache
 
 
 def _lines(path: Path) -> dict[tuple[str, int], journal.Record]:
@@ -88,7 +88,7 @@ def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
     return folder / f"{header['attack']}-{digest}.jsonl"
 
 
-def finished(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
+def finished_evaluations(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the headers of all that was judged to its end on the same model, images and threat, by whatever attack and settings, wherever."""
     free = {"attack": "", "seed": 0, "batch_size": 0, "half": False, "machine": {}, "versions": {}}
     found = []
@@ -103,7 +103,7 @@ def _plain(header: Mapping[str, Any]) -> str:
     return json.dumps(header, sort_keys=True)
 
 
-def judged(model: Module, test: Split) -> dict[str, Any]:
+def evaluation_context(model: Module, test: Split) -> dict[str, Any]:
     """Return what verdicts depend on beside the attack: the model, images with their truth, the machine, the versions."""
     x = as_float(test.x[:1].to(device_of(model, test.x.device)))
     return {

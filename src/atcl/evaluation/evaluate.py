@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from atcl.attacks.norms import NORMS, STARTS
-from atcl.attacks.pgd import Ascend, ascent, given, pgd
+from atcl.attacks.pgd import AttackStep, given, pgd, pgd_step
 from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError, pick
 from atcl.core.modules import device_of, evaluating
@@ -20,11 +20,11 @@ from atcl.core.seeds import forked_rng, generator
 from atcl.data.images import as_float, checked_images
 from atcl.datasets.truth import Split, Truth
 from atcl.engine.replayed_model import Replayed, activation_bytes, replayed
-from atcl.evaluation.attacks import ATTACKS, WORST, Attack, cross_entropy
-from atcl.evaluation.cache import Book, finished, judged, kept, machine
+from atcl.evaluation.attacks import ATTACKS, WORST, Attack, cross_entropy_of
+from atcl.evaluation.cache import EvaluationCache, evaluation_context, finished_evaluations, machine, stored_cache
 from atcl.evaluation.masking import suspicions
 
-BATCH = 500  # images at a time
+BATCH_SIZE = 500  # images at a time
 WIDEST, ROOM = 10_000, 1 / 8  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
 
 Judge = Callable[..., Tensor]  # images, labels, and where to start an attack -> (n,) bool: which the model gets right
@@ -94,12 +94,12 @@ def measure(
     the same model, images and settings lie there already, all of them: nothing is run for them.
     """
     _check(test, attacks, seed, batch_size)
-    place = judged(model, test) if keep else {}
+    place = evaluation_context(model, test) if keep else {}
     sizes = _batches(model, test, attacks, batch_size)
     device = device_of(model, test.x.device)
-    halves = {name: {"half": True} if looks_at_half(attack, device) else {} for name, attack in ATTACKS.items()}
+    halves = {name: {"half": True} if attacks_in_fp16(attack, device) else {} for name, attack in ATTACKS.items()}
     headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **halves[name], **place} for name in ATTACKS}
-    done = [top for top in finished(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
+    done = [top for top in finished_evaluations(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
     here = {name: [top for top in done if (top["attack"], top["seed"]) == (name, seed) and top | place == top] for name in ATTACKS}
     known = [name for name in ATTACKS if name not in attacks and here[name]]
     for name in known:  # as it would be judged now where it was, else in the largest batches
@@ -112,15 +112,15 @@ def measure(
     found, standing, where = {}, torch.ones(len(test), dtype=torch.bool), machine(model)
     for name, attack in chosen.items():
         part = test.take(slice(attack.first))
-        book = Book(keep, headers[name])
-        right, after = withstood(model, part, threat, name, attack, seed, sizes[name], book, watch)
+        cache = EvaluationCache(keep, headers[name])
+        right, after = withstood(model, part, threat, name, attack, seed, sizes[name], cache, watch)
         standing[: len(part)] &= right
-        told = {"about": attack.about, **asdict(threat), **({"crafted": book.crafted} if "half" in headers[name] else {})}
-        found[name] = _measured(right, seed, sizes[name], book.seconds, told, after if len(after) > 1 else {}, where)
+        told = {"about": attack.about, **asdict(threat), **({"crafted": cache.attack_precision} if "half" in headers[name] else {})}
+        found[name] = _measured(right, seed, sizes[name], cache.seconds, told, after if len(after) > 1 else {}, where)
     more = []
     for top in [top for top in done if top not in [headers[name] for name in chosen]]:
         attack = ATTACKS[top["attack"]]
-        known_of = _remembered(kept(keep, top), attack, len(test.take(slice(attack.first))), top["batch_size"]) if keep else None
+        known_of = _remembered(stored_cache(keep, top), attack, len(test.take(slice(attack.first))), top["batch_size"]) if keep else None
         if known_of is not None:  # with other random numbers, or elsewhere: whatever broke an image has broken it
             standing[: len(known_of)] &= known_of
             more.append(top)
@@ -132,13 +132,13 @@ def measure(
     return found
 
 
-def _remembered(book: Book, attack: Attack, images: int, batch_size: int) -> Tensor | None:
+def _remembered(cache: EvaluationCache, attack: Attack, images: int, batch_size: int) -> Tensor | None:
     """Return (n,) bool: which images stood after all passes; None where another version made other passes, so that some verdict is not there."""
     standing = torch.ones(images, dtype=torch.bool)
     for step in attack.passes:
         index = standing.nonzero()[:, 0]
         for number, part in enumerate(index.split(batch_size) if len(index) else ()):
-            right = book.verdict(step, number, len(part))
+            right = cache.verdict(step, number, len(part))
             if right is None:
                 return None
             standing[part] = right
@@ -156,7 +156,7 @@ def _otherwise(top: Mapping[str, Any], place: Mapping[str, Any]) -> str:
 
 def _batches(model: Module, test: Split, attacks: Sequence[str], batch_size: int | None) -> dict[str, int]:
     """Return how many images each attack takes at a time."""
-    usual = batch_size or BATCH
+    usual = batch_size or BATCH_SIZE
     asked = batch_size is None and any(pick(ATTACKS, name, "attack").wide for name in attacks)
     wide = batch_of(model, test) if asked else usual
     return {name: wide if attack.wide else usual for name, attack in ATTACKS.items()}
@@ -166,27 +166,27 @@ def batch_of(model: Module, test: Split) -> int:
     """Return how many images AutoAttack takes at a time: on a GPU up to 10,000, as many as keep the activations of the model's layers small."""
     device = device_of(model, test.x.device)
     if device.type != "cuda":
-        return BATCH
+        return BATCH_SIZE
     x = as_float(test.x[:1].to(device))
     each = activation_bytes(model, x)
     if each < x.nbytes:  # its layers are hidden from us
-        return BATCH
+        return BATCH_SIZE
     room = int(ROOM * torch.cuda.get_device_properties(device).total_memory)
-    return max(BATCH, min(WIDEST, room // each // BATCH * BATCH))
+    return max(BATCH_SIZE, min(WIDEST, room // each // BATCH_SIZE * BATCH_SIZE))
 
 
 @dataclass(frozen=True)
-class Glance:
+class EpochAccuracy:
     """Natural accuracy and that under PGD20, in two strokes: those who share a device begin each before anyone waits for its answer."""
 
     natural: Callable[[], Tensor]  # -> (n,) bool: which images are naturally right; it waits for nothing
     attacked: Callable[[Tensor], Tensor]  # these -> (2,) percent; it waits for what it is given, and for nothing else
 
 
-def glance(
-    model: Module, twin: Module, test: Split, threat: Threat, ascend: Ascend, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
-    seed: int = 0, batch_size: int = BATCH,
-) -> Glance:  # fmt: skip
+def epoch_accuracy(
+    model: Module, attack_model: Module, test: Split, threat: Threat, attack_step: AttackStep, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
+    seed: int = 0, batch_size: int = BATCH_SIZE,
+) -> EpochAccuracy:  # fmt: skip
     """Return a look at natural accuracy and at that under PGD20 crafted on `twin`, for which only images that are naturally right are attacked."""
     device, geometry = device_of(model, test.x.device), pick(NORMS, threat.norm, "norm")
     idle = generator(device, seed)  # nothing is drawn inside
@@ -197,10 +197,10 @@ def glance(
         return right
 
     def attack(x: Tensor, labels: Tensor, start: Tensor) -> Tensor:
-        return naturally(pgd(twin, x, cross_entropy(labels), **asdict(threat), steps=20, start=given(start), rng=idle, ascend=ascend), labels)
+        return naturally(pgd(attack_model, x, cross_entropy_of(labels), **asdict(threat), steps=20, start=given(start), rng=idle, attack_step=attack_step), labels)
 
     pure, quick = repeated(naturally), repeated(attack)
-    one_size = quick is not attack or ascend is not ascent  # what is recorded or compiled
+    one_size = quick is not attack or attack_step is not pgd_step  # what is recorded or compiled
 
     def there(x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return as_float(x.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
@@ -221,30 +221,30 @@ def glance(
             standing += quick(*asked)[: len(part)].sum()
         return 100 * torch.stack([right.sum().double(), standing]) / len(test)
 
-    return Glance(natural, attacked)
+    return EpochAccuracy(natural, attacked)
 
 
-def scrutiny(model: Module, test: Split, threat: Threat) -> Glance:
+def exact_accuracy(model: Module, test: Split, threat: Threat) -> EpochAccuracy:
     """Return a look that finds, to the last bit, what `measure` finds."""
 
     def standing(name: str) -> Tensor:
-        return withstood(model, test, threat, name, ATTACKS[name], 0, BATCH, Book(None, {}))[0]
+        return withstood(model, test, threat, name, ATTACKS[name], 0, BATCH_SIZE, EvaluationCache(None, {}))[0]
 
-    return Glance(partial(standing, "natural"), lambda right: 100 * torch.stack([right.sum(), standing("pgd20").sum()]).double() / len(test))
+    return EpochAccuracy(partial(standing, "natural"), lambda right: 100 * torch.stack([right.sum(), standing("pgd20").sum()]).double() / len(test))
 
 
 def withstood(
-    model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, book: Book, watch: Watch | None = None
+    model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, cache: EvaluationCache, watch: Watch | None = None
 ) -> tuple[Tensor, dict[str, float]]:
     """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
     device = device_of(model, test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
-    half = looks_at_half(attack, device)
+    half = attacks_in_fp16(attack, device)
     with evaluating(model), forked_rng(), replayed(model, batch_size, half) as quick:  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
-                right = book.verdict(step, number, len(part))
+                right = cache.verdict(step, number, len(part))
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
@@ -257,16 +257,16 @@ def withstood(
                     if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)
                     right = right.cpu()
-                    book.put(step, number, right, time.perf_counter() - began, quick.kind if isinstance(quick, Replayed) else "fp32")
+                    cache.put(step, number, right, time.perf_counter() - began, quick.kind if isinstance(quick, Replayed) else "fp32")
                 standing[part] = right
                 if watch:
                     watch(name, step, min((number + 1) * batch_size, len(index)), len(index))
             after[step] = 100 * int(standing.sum()) / len(test)
-    book.close()
+    cache.close()
     return standing, after
 
 
-def looks_at_half(attack: Attack, device: torch.device) -> bool:
+def attacks_in_fp16(attack: Attack, device: torch.device) -> bool:
     """Tell whether an attack looks at a copy of the model in fp16: only where convolutions may keep no more digits than that has."""
     return attack.half and device.type == "cuda" and torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from atcl.attacks.norms import NORMS
 from atcl.attacks.threat import Threat
-from atcl.evaluation.masking_evidence import DRAWS, Evidence, probe
+from atcl.evaluation.masking_evidence import DRAWS, Evidence, gather_evidence
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def square(evidence: Evidence) -> tuple[float, str] | None:
     return 100 * found / m, f"Square, without gradients, breaks {found} of the {int(left.sum())} images (of {m} right) that PGD20 and CW30 leave"
 
 
-def noise(evidence: Evidence) -> tuple[float, str] | None:
+def loss_under_noise(evidence: Evidence) -> tuple[float, str] | None:
     """Random noise that breaks what PGD20 leaves, or as much as PGD20 while much is left."""
     by_noise, by_pgd, m = ~evidence.kept(evidence.noise), ~evidence.kept(evidence.pgd20), len(evidence.noise)
     drawn, climbed, alone = int(by_noise.sum()), int(by_pgd.sum()), int((by_noise & ~by_pgd).sum())
@@ -135,7 +135,7 @@ CHECKS: dict[str, Check] = {
     "more_steps": more_steps,
     "erasing": erasing,
     "square": square,
-    "noise": noise,
+    "noise": loss_under_noise,
 }
 
 
@@ -151,7 +151,7 @@ def suspicions(
     queries: int = 1000,  # of Square
 ) -> list[Flag]:
     """Return a flag for each check that finds a sign of false robustness; none is no proof of robustness."""
-    evidence = probe(model, x, labels, threat, seed=seed, batch_size=batch_size, images=images, queries=queries)
+    evidence = gather_evidence(model, x, labels, threat, seed=seed, batch_size=batch_size, images=images, queries=queries)
     return [Flag(name, *found) for name, check in CHECKS.items() if (found := check(evidence))]
 
 

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 
 from atcl.attacks.norms import Start
-from atcl.attacks.pgd import Climb, given, margin, pgd
+from atcl.attacks.pgd import AttackLoss, cw_margin, given, pgd
 from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError
 from atcl.core.modules import device_of, evaluating
@@ -56,7 +56,7 @@ class Geometry:
     canvas: Callable[[int, int], tuple[int, int]]  # height and width -> those that Square can work on
 
 
-def probe(
+def gather_evidence(
     model: Module,
     x: Tensor,  # (n, C, H, W) uint8, or float in [0, 1]
     labels: Tensor,  # (n,) int64
@@ -110,25 +110,25 @@ def _attacked(model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: 
     def loss(logits: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="sum")
 
-    def ascend(
-        climb: Climb, steps: int, start: str | Start = "uniform", epsilon: float = threat.epsilon, step_size: float = threat.step_size
+    def attack_step(
+        attack_loss: AttackLoss, steps: int, start: str | Start = "uniform", epsilon: float = threat.epsilon, step_size: float = threat.step_size
     ) -> Tensor:
-        return pgd(model, x, climb, epsilon=epsilon, step_size=step_size, steps=steps, norm=threat.norm, start=start, rng=rng)
+        return pgd(model, x, attack_loss, epsilon=epsilon, step_size=step_size, steps=steps, norm=threat.norm, start=start, rng=rng)
 
-    five = ascend(loss, 5)
+    five = attack_step(loss, 5)
     adversarial = {
         "pgd5": five,
-        "pgd20": ascend(loss, 15, given(five)),
-        "cw30": ascend(margin(labels), 30),
-        "erased": ascend(loss, ERASING_STEPS, epsilon=radius, step_size=radius / 4),
+        "pgd20": attack_step(loss, 15, given(five)),
+        "cw30": attack_step(cw_margin(labels), 30),
+        "erased": attack_step(loss, ERASING_STEPS, epsilon=radius, step_size=radius / 4),
         "grey": torch.full_like(x, 0.5),
     }
-    gradients = {"loss_gradient": _gradient(model, x, loss), "margin_gradient": _gradient(model, x, margin(labels))}
+    gradients = {"loss_gradient": _gradient(model, x, loss), "margin_gradient": _gradient(model, x, cw_margin(labels))}
     with torch.no_grad():
         logits = {name: model(adv) for name, adv in adversarial.items()}
         logits["noise"] = logits["square"] = model(x)
         for _ in range(DRAWS):
-            drawn = model(ascend(loss, 0))
+            drawn = model(attack_step(loss, 0))
             logits["noise"] = torch.where(_kept(logits["noise"], labels)[:, None], drawn, logits["noise"])
         left = _kept(logits["pgd20"], labels) & _kept(logits["cw30"], labels)
         if bool(left.any()):
@@ -175,10 +175,10 @@ def _kept(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(1) == labels) | ~logits.isfinite().all(1)
 
 
-def _gradient(model: Module, x: Tensor, climb: Climb) -> Tensor:
+def _gradient(model: Module, x: Tensor, attack_loss: AttackLoss) -> Tensor:
     with torch.enable_grad():
         x = x.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(climb(model(x)), x)
+        (gradient,) = torch.autograd.grad(attack_loss(model(x)), x)
     return gradient
 
 

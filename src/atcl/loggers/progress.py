@@ -15,7 +15,7 @@ from atcl.runs.run import Run
 from atcl.runs.watcher import Watcher
 
 
-class Shown:
+class ProgressBar:
     """A progress bar that is drawn on a terminal alone."""
 
     console: Console
@@ -31,10 +31,10 @@ class Shown:
             self.bar.stop()
 
 
-class Live(Shown, Watcher):
+class RunProgress(ProgressBar, Watcher):
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console, beside: "Live | None" = None, label: str = "", opening: Sequence[str] = ()) -> None:
+    def __init__(self, console: Console, beside: "RunProgress | None" = None, label: str = "", opening: Sequence[str] = ()) -> None:
         self.console, self.label = console, label
         self.opening = list(opening)  # said before anything else, and not at all where the run is refused
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
@@ -62,7 +62,7 @@ class Live(Shown, Watcher):
         self.paid += price
         self.rates.append(record["seconds"] / price)
         left = statistics.median(self.rates[-5:]) * (self.total - self.paid)  # the first may have compiled
-        line = self.label + described(record, self.epochs)
+        line = self.label + epoch_line(record, self.epochs)
         if self.console.is_terminal:
             self.bar.update(self.task, completed=self.paid, description=line, left=f"{clock(left)} left")
         elif record["epoch"] % self.every == 0 or self.paid == self.total:
@@ -76,13 +76,13 @@ class Live(Shown, Watcher):
 
 
 @contextmanager
-def lives(console: Console, names: Sequence[str], opening: Sequence[str] = ()) -> Iterator[list[Live]]:
+def progress_bars(console: Console, names: Sequence[str], opening: Sequence[str] = ()) -> Iterator[list[RunProgress]]:
     """Show several runs in one display, each line with the name of its run."""
-    with Live(console, label=f"{names[0]}: " if len(names) > 1 else "", opening=opening) as first:
-        yield [first, *(Live(console, first, f"{name}: ") for name in names[1:])]
+    with RunProgress(console, label=f"{names[0]}: " if len(names) > 1 else "", opening=opening) as first:
+        yield [first, *(RunProgress(console, first, f"{name}: ") for name in names[1:])]
 
 
-class Judging(Shown):
+class EvaluationProgress(ProgressBar):
     """How far an evaluation is: attack, pass, images, time left; silent where no one watches."""
 
     def __init__(self, console: Console) -> None:
@@ -100,7 +100,7 @@ class Judging(Shown):
         self.bar.update(self.tasks[name], completed=done)
 
 
-def described(record: Record, epochs: Sequence[int]) -> str:
+def epoch_line(record: Record, epochs: Sequence[int]) -> str:
     """Return an epoch's record as one line."""
     stage = f"stage {record['stage'] + 1} " if len(epochs) > 1 else ""
     parts = [

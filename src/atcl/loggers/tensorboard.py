@@ -14,7 +14,7 @@ from atcl.runs.watcher import Watcher
 PLACE = ("stage", "epoch")
 
 
-def check() -> None:
+def check_installed() -> None:
     """Refuse to log where TensorBoard is not installed, before anything is trained."""
     try:
         import torch.utils.tensorboard  # noqa: F401
@@ -28,7 +28,7 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     return {key.replace(".", "/"): float(value) for key, value in numbers.items() if math.isfinite(value)}
 
 
-class Log:
+class EventFile:
     """The event file of a run, written anew from its journal when opened."""
 
     def __init__(self, run: Run) -> None:
@@ -62,12 +62,12 @@ class Log:
         self.writer.close()
 
 
-class Logged(Watcher):
+class TensorBoardLogger(Watcher):
     """A watcher that also logs each epoch, and passes on all that it is told; a log that fails ends, and training goes on."""
 
     def __init__(self, inner: Watcher) -> None:
         self.inner = inner
-        self.log: Log | None = None
+        self.log: EventFile | None = None
         self.failed = False
 
     def engine(self, about: str) -> None:
@@ -75,7 +75,7 @@ class Logged(Watcher):
 
     def begin(self, run: Run, stage: int, epoch: int) -> None:
         def opened() -> None:
-            self.log = Log(run)
+            self.log = EventFile(run)
 
         self._try(opened)
         self.inner.begin(run, stage, epoch)
@@ -96,7 +96,7 @@ class Logged(Watcher):
         """End the log; of a run that had nothing left to train, all of it is written now."""
 
         def ended() -> None:
-            (self.log or Log(run)).close()
+            (self.log or EventFile(run)).close()
 
         self._try(ended)
 

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from atcl.losses.field import (
-    Ordinary,
+    OrdinaryLoss,
     absolute_error,
     cpe,
     cross_entropy,
@@ -36,7 +36,7 @@ class Loss:
     single: bool = False  # needs exactly one complementary label for each image
     guesses: bool = True  # knows what to do with a pseudo-label (gamma < 1)
     by_class: bool = False  # a sum of risks of classes, each a mean over some of the batch: not a mean over images
-    estimates: Ordinary | None = None  # the ordinary loss whose risk it is an unbiased estimate of, for uniform labels
+    estimates: OrdinaryLoss | None = None  # the ordinary loss whose risk it is an unbiased estimate of, for uniform labels
 
     def __call__(self, logits: Tensor, targets: Targets) -> Tensor:
         return self.of(logits, targets)
@@ -47,7 +47,7 @@ def names_of(which: Callable[[Loss], bool]) -> str:
     return ", ".join(name for name, loss in LOSSES.items() if which(loss))
 
 
-def _unbiased(ordinary: Ordinary) -> Loss:
+def _unbiased(ordinary: OrdinaryLoss) -> Loss:
     return Loss(partial(unbiased, ordinary=ordinary), guesses=False, estimates=ordinary)
 
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from atcl.losses.paper import class_risks, uniform_transition
 from atcl.losses.targets import Targets
 
-Ordinary = Callable[[Tensor], Tensor]  # logits -> (n, K): the loss of each image for each possible true class
+OrdinaryLoss = Callable[[Tensor], Tensor]  # logits -> (n, K): the loss of each image for each possible true class
 
 
-def unbiased(logits: Tensor, targets: Targets, ordinary: Ordinary) -> Tensor:
+def unbiased(logits: Tensor, targets: Targets, ordinary: OrdinaryLoss) -> Tensor:
     """Feng et al. 2020: the risk of an ordinary loss, from sets of s complementary labels; it can be negative."""
     return unbiased_each(ordinary(logits), targets).mean()
 

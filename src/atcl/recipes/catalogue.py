@@ -7,14 +7,14 @@ from functools import cache, partial
 from atcl.core.errors import AtclError, pick
 from atcl.datasets.labels import Given
 from atcl.models import Derived
-from atcl.recipes.defaults import TASKS
+from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
 from atcl.recipes.schema import OWN, Recipe
 
 
 def on_own_data(wanted: Recipe) -> Recipe:
     """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
-    own = TASKS[OWN]
+    own = DEFAULTS[OWN]
     return replace(wanted, dataset=OWN, labels=own.labels, selection=own.selection, holdout=own.holdout, initial=own.initial)
 
 
@@ -24,7 +24,7 @@ def _offered(wanted: Recipe) -> bool:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"{name}/{method}": partial(build, task) for name, task in TASKS.items() for method, build in METHODS.items() if _offered(build(task))
+    f"{name}/{method}": partial(build, defaults) for name, defaults in DEFAULTS.items() for method, build in METHODS.items() if _offered(build(defaults))
 }
 
 
@@ -35,7 +35,7 @@ def with_derived_weights(wanted: Recipe) -> Recipe:
 
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name, `dataset/method`."""
-    for halves, whole in ((METHODS, f"digits/{name}"), (TASKS, f"{name}/warmup-pla")):
+    for halves, whole in ((METHODS, f"digits/{name}"), (DEFAULTS, f"{name}/warmup-pla")):
         if name in list(halves):
             raise AtclError(f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all")
     return made(pick(RECIPES, name, "recipe"))

@@ -15,7 +15,7 @@ from atcl.training.stage import Stage
 
 
 @dataclass(frozen=True)
-class Task:
+class DatasetDefaults:
     """What the methods share on one dataset."""
 
     dataset: str
@@ -56,7 +56,7 @@ class Task:
         return StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
 
 
-_MNIST = Task(
+_MNIST = DatasetDefaults(
     dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
     budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
     natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28), precision=Precision("bf16", "tf32"),
@@ -65,7 +65,7 @@ _MNIST = Task(
 )  # fmt: skip
 
 
-_CIFAR10 = Task(
+_CIFAR10 = DatasetDefaults(
     dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
     budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
     natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
@@ -73,14 +73,14 @@ _CIFAR10 = Task(
 )  # fmt: skip
 
 
-_DIGITS = Task(
+_DIGITS = DatasetDefaults(
     dataset="digits", model="tiny_cnn", epochs=80, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
     budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
     natural_optimizer=Adam(), natural_lr=1e-3, selection="last", shape=(1, 8, 8),
 )  # fmt: skip
 
 
-TASKS: dict[str, Task] = {
+DEFAULTS: dict[str, DatasetDefaults] = {
     "digits": _DIGITS,
     "mnist": _MNIST,
     "kuzushiji": replace(_MNIST, dataset="kuzushiji"),

@@ -7,7 +7,7 @@ from functools import partial
 from atcl.attacks.threat import Budget
 from atcl.datasets.labels import LabelSource, Ordinary, RandomSets
 from atcl.losses import PAPER
-from atcl.recipes.defaults import Task
+from atcl.recipes.defaults import DatasetDefaults
 from atcl.recipes.schema import Recipe
 from atcl.training.objectives import MinMax, Trades
 from atcl.training.optimizers import Adam, Sgd
@@ -15,123 +15,123 @@ from atcl.training.schedules import Constant, CosineRise, LinearFall, StepDecay
 from atcl.training.stage import Stage
 from atcl.training.supervision import PseudoLabels
 
-Method = Callable[[Task], Recipe]
+Method = Callable[[DatasetDefaults], Recipe]
 
 
-def oracle(task: Task) -> Recipe:
+def oracle(defaults: DatasetDefaults) -> Recipe:
     """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
-    return _recipe(task, task.stage(), labels=Ordinary())
+    return _recipe(defaults, defaults.stage(), labels=Ordinary())
 
 
-def direct(task: Task, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
+def direct(defaults: DatasetDefaults, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
     """A complementary loss in the min-max problem, as it is: the combination that fails."""
-    return _recipe(task, replace(task.stage(task.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
+    return _recipe(defaults, replace(defaults.stage(defaults.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
 
 
-def direct_by(task: Task, optimizer: Sgd | Adam, lr: float) -> Recipe:
+def direct_by(defaults: DatasetDefaults, optimizer: Sgd | Adam, lr: float) -> Recipe:
     """The direct combination with LOG and another optimiser."""
     # Paper: other optimisers failed too, with no settings given; ours: the customary learning rate of each.
-    return _recipe(task, replace(task.stage(lr), optimizer=optimizer))
+    return _recipe(defaults, replace(defaults.stage(lr), optimizer=optimizer))
 
 
-def two_stage(task: Task, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
+def two_stage(defaults: DatasetDefaults, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
     """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
-    epochs, adversarial = task.two_stage
+    epochs, adversarial = defaults.two_stage
     first = replace(
-        task.stage(), epochs=epochs, optimizer=task.natural_optimizer, lr=task.schedule(task.natural_lr, opening=epochs), budget=Budget()
+        defaults.stage(), epochs=epochs, optimizer=defaults.natural_optimizer, lr=defaults.schedule(defaults.natural_lr, opening=epochs), budget=Budget()
     )  # fmt: skip
     # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
-    second = replace(task.stage(), epochs=adversarial, lr=task.schedule(task.lr, rise=0), teacher=teacher)
-    return _recipe(task, first, second, labels=labels)
+    second = replace(defaults.stage(), epochs=adversarial, lr=defaults.schedule(defaults.lr, rise=0), teacher=teacher)
+    return _recipe(defaults, first, second, labels=labels)
 
 
-def warmup(task: Task, loss: str = "log") -> Recipe:
+def warmup(defaults: DatasetDefaults, loss: str = "log") -> Recipe:
     """Warm-up Attack alone: natural epochs, then epsilon and step size rise along a cosine."""
-    return _recipe(task, _warm(task, loss))
+    return _recipe(defaults, _warm(defaults, loss))
 
 
-def pla(task: Task, loss: str = "log") -> Recipe:
+def pla(defaults: DatasetDefaults, loss: str = "log") -> Recipe:
     """Pseudo-Label Attack alone: natural epochs, then full strength at once while gamma falls."""
     # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
-    strength = CosineRise(1.0, over=0, after=task.opening)
-    supervision = PseudoLabels(first=task.remember_from, last=task.opening)
-    return _recipe(task, replace(_falling(task, _warm(task, loss)), strength=strength, supervision=supervision))
+    strength = CosineRise(1.0, over=0, after=defaults.opening)
+    supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening)
+    return _recipe(defaults, replace(_falling(defaults, _warm(defaults, loss)), strength=strength, supervision=supervision))
 
 
-def warmup_pla(task: Task, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
+def warmup_pla(defaults: DatasetDefaults, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
     """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
-    return _recipe(task, replace(_falling(task, _warm(task, loss)), grow=grow), labels=labels)
+    return _recipe(defaults, replace(_falling(defaults, _warm(defaults, loss)), grow=grow), labels=labels)
 
 
-def warmup_pla_fixed(task: Task) -> Recipe:
+def warmup_pla_fixed(defaults: DatasetDefaults) -> Recipe:
     """The method as the paper analyses it: gamma stays at 0.5."""
     # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where no prediction is remembered that could be guessed from.
-    return _recipe(task, replace(_falling(task, _warm(task)), gamma=StepDecay(1.0, at=(task.opening + 1,), factor=0.5)))
+    return _recipe(defaults, replace(_falling(defaults, _warm(defaults)), gamma=StepDecay(1.0, at=(defaults.opening + 1,), factor=0.5)))
 
 
-def watched_by_all_rules(task: Task, method: Method) -> Recipe:
+def watched_by_all_rules(defaults: DatasetDefaults, method: Method) -> Recipe:
     """A method with a tenth of the labels held out: each epoch's journal tells what every rule would choose by."""
-    return replace(method(task), holdout=0.1, selection="test_pgd20")
+    return replace(method(defaults), holdout=0.1, selection="test_pgd20")
 
 
-def pseudo_labels(task: Task, scheduling: int, gamma_falls: bool = True) -> Recipe:
+def pseudo_labels(defaults: DatasetDefaults, scheduling: int, gamma_falls: bool = True) -> Recipe:
     """Ten epochs of the method without a natural opening, to watch the pseudo-labels form; or of warm-up alone, where gamma stays at 1."""
-    quick = replace(task, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
+    quick = replace(defaults, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
     stage = _falling(quick, _warm(quick))
     # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
     gamma = stage.gamma if gamma_falls else Constant(1.0)
     return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1), gamma=gamma))
 
 
-def trades(task: Task) -> Recipe:
+def trades(defaults: DatasetDefaults) -> Recipe:
     """A natural opening, then TRADES with the pseudo-labels in the place of true ones."""
     opening = replace(
-        task.stage(), epochs=task.opening, budget=Budget(), lr=task.schedule(task.lr, opening=task.opening),
-        supervision=PseudoLabels(first=task.remember_from),
+        defaults.stage(), epochs=defaults.opening, budget=Budget(), lr=defaults.schedule(defaults.lr, opening=defaults.opening),
+        supervision=PseudoLabels(first=defaults.remember_from),
     )  # fmt: skip
     rest = replace(
-        task.stage(), epochs=task.epochs - task.opening, lr=task.schedule(task.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
-        budget=_trades_budget(task), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
+        defaults.stage(), epochs=defaults.epochs - defaults.opening, lr=defaults.schedule(defaults.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
+        budget=_trades_budget(defaults), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
     )  # fmt: skip
-    return _recipe(task, opening, rest)
+    return _recipe(defaults, opening, rest)
 
 
-def trades_log(task: Task) -> Recipe:
+def trades_log(defaults: DatasetDefaults) -> Recipe:
     """The attack of TRADES, and LOG of the adversarial images."""
-    return _recipe(task, replace(task.stage(), objective=_trades_attack(), budget=_trades_budget(task)))
+    return _recipe(defaults, replace(defaults.stage(), objective=_trades_attack(), budget=_trades_budget(defaults)))
 
 
-def trades_pla(task: Task) -> Recipe:
+def trades_pla(defaults: DatasetDefaults) -> Recipe:
     """The attack of TRADES, and the loss of Pseudo-Label Attack alone."""
-    stage = pla(task).stages[0]
-    return _recipe(task, replace(stage, objective=_trades_attack(), budget=_trades_budget(task)))
+    stage = pla(defaults).stages[0]
+    return _recipe(defaults, replace(stage, objective=_trades_attack(), budget=_trades_budget(defaults)))
 
 
-def _recipe(task: Task, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
+def _recipe(defaults: DatasetDefaults, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
     """Return a recipe of these stages, with the task's labels unless said otherwise."""
     return Recipe(
-        task.dataset, labels or task.labels, task.model, stages, task.threat, task.selection, task.holdout, task.shape, initial=task.initial
+        defaults.dataset, labels or defaults.labels, defaults.model, stages, defaults.threat, defaults.selection, defaults.holdout, defaults.shape, initial=defaults.initial
     )
 
 
-def _warm(task: Task, loss: str = "log") -> Stage:
+def _warm(defaults: DatasetDefaults, loss: str = "log") -> Stage:
     # Paper: "previous setups", which have a learning rate for each loss.
-    stage = task.stage(task.direct_lr.get(loss), opening=task.opening)
-    return replace(stage, objective=MinMax(loss), strength=CosineRise(1.0, over=task.scheduling, after=task.opening))
+    stage = defaults.stage(defaults.direct_lr.get(loss), opening=defaults.opening)
+    return replace(stage, objective=MinMax(loss), strength=CosineRise(1.0, over=defaults.scheduling, after=defaults.opening))
 
 
-def _falling(task: Task, stage: Stage) -> Stage:
+def _falling(defaults: DatasetDefaults, stage: Stage) -> Stage:
     # Paper: the memory learns from the start until epsilon_e passes epsilon / 2; official code: not in epochs 1 to 5.
-    supervision = PseudoLabels(first=task.remember_from, last=task.opening + task.scheduling // 2)
-    return replace(stage, gamma=LinearFall(1.0, over=task.scheduling, after=task.opening), supervision=supervision)
+    supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening + defaults.scheduling // 2)
+    return replace(stage, gamma=LinearFall(1.0, over=defaults.scheduling, after=defaults.opening), supervision=supervision)
 
 
 def _trades_attack() -> Trades:
     return Trades("log", on="adv", weight=0.0)
 
 
-def _trades_budget(task: Task) -> Budget:
-    return replace(task.budget, start="gaussian")
+def _trades_budget(defaults: DatasetDefaults) -> Budget:
+    return replace(defaults.budget, start="gaussian")
 
 
 METHODS: dict[str, Method] = {

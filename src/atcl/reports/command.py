@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from atcl.core.errors import AtclError
-from atcl.reports.writing import IMAGES, page, report, seen, write
+from atcl.reports.writing import GALLERY_IMAGES, page, report, seen, write
 from atcl.runs import layout
 from atcl.runs.run import Run, open_run
 
@@ -24,7 +24,7 @@ class Report:
     """folders of runs, finished or not"""
     out: Path | None = None
     """the file; by default report.html, in the folder of the run where there is one, else here"""
-    images: int = IMAGES
+    images: int = GALLERY_IMAGES
     """of the gallery, at most; several runs share the page"""
     gallery: bool = True
     """look at the test set: images with their twins, calibration, confusion; --no-gallery is faster"""
@@ -35,7 +35,7 @@ class Report:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         tell = Teller(console)
-        path = report(self.runs, self.out, images=self.images, gallery=self.gallery, device=self.device, data_dir=self.data_dir, say=tell)
+        path = report(self.runs, self.out, images=self.images, gallery=self.gallery, device=self.device, data_dir=self.data_dir, notify=tell)
         tell(f"the page lies in {path}")
 
 
@@ -78,7 +78,7 @@ def beside(run: Run) -> list[Run]:
 def _written(tell: Teller, pages: Mapping[Path, Sequence[Run]], device: str, data_dir: Path | None) -> bool:
     runs = {run.folder: run for shown in pages.values() for run in shown}
     try:
-        looks = {folder: seen(run, len(runs), IMAGES, device, data_dir, None, None, tell) for folder, run in runs.items()}
+        looks = {folder: seen(run, len(runs), GALLERY_IMAGES, device, data_dir, None, None, tell) for folder, run in runs.items()}
         for path, shown in pages.items():
             write(page(shown, looks), path)
     except Exception as error:  # what is trained or measured never fails for want of a page

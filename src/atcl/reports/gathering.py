@@ -24,7 +24,7 @@ from atcl.runs import layout
 from atcl.runs.run import Run, is_plain
 from atcl.training.selection import RULES
 
-TITLES = {  # methods -> how figures call them
+METHOD_TITLES = {  # methods -> how figures call them
     "oracle": "oracle",
     **dict.fromkeys(("two-stage", "two-stage-test-teacher", "two-stage-mcl", "two-stage-rules"), "two-stage"),
     **dict.fromkeys(("warmup-pla", "warmup-pla-mcl", "warmup-pla-rules", "warmup-pla-fixed"), "warm-up + PLA"),
@@ -45,7 +45,7 @@ TITLES = {  # methods -> how figures call them
 
 
 @dataclass(frozen=True)
-class Told:
+class RunSummary:
     """A run, with what its files say."""
 
     run: Run
@@ -53,7 +53,7 @@ class Told:
     result: dict[str, Any] | None  # None: training has not ended
 
     @staticmethod
-    def of(run: Run) -> "Told":
+    def of(run: Run) -> "RunSummary":
         """Read the files of a run."""
         records, observed = (tuple(journal.read(run.folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS))
         result = run.result if (run.folder / layout.RESULT).exists() else None
@@ -61,7 +61,7 @@ class Told:
             raise AtclError(
                 f"{run.folder / 'result.json'} lacks {', '.join(lacking)}: it is not of this version; leave the run out, or train it again"
             )
-        return Told(run, Recorded(run.recipe, run.seed, run.folder, records, observed), result)
+        return RunSummary(run, Recorded(run.recipe, run.seed, run.folder, records, observed), result)
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -103,7 +103,7 @@ class Group:
 
     label: str
     style: Style
-    members: tuple[Told, ...]
+    members: tuple[RunSummary, ...]
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -123,7 +123,7 @@ class Group:
         return "" if not number else f"{number} not finished" if self.finished else "not finished"
 
     @property
-    def finished(self) -> tuple[Told, ...]:
+    def finished(self) -> tuple[RunSummary, ...]:
         """Those whose training has ended."""
         return tuple(one for one in self.members if one.result is not None)
 
@@ -142,11 +142,11 @@ class Group:
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Return the runs in groups: those of the same recipe and data are one, but a seed that comes again opens another, for it would count twice."""
-    found: dict[Any, list[Told]] = {}
+    found: dict[Any, list[RunSummary]] = {}
     times: Counter[Any] = Counter()
     for run in runs:
         kind = (run.name, run.recipe, run.classes, _source(run))
-        found.setdefault((kind, times[kind, run.seed]), []).append(Told.of(run))
+        found.setdefault((kind, times[kind, run.seed]), []).append(RunSummary.of(run))
         times[kind, run.seed] += 1
     groups = [Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members)) for members in found.values()]
     labels, styles = [group.label for group in groups], _styles(groups)
@@ -175,7 +175,7 @@ def _source(run: Run) -> Any:
 def title(run: Run) -> str:
     """Return how a run's method is called in figures; one that has no name there keeps its own."""
     method = run.name.partition("/")[2]
-    return TITLES.get(method, method or run.name)
+    return METHOD_TITLES.get(method, method or run.name)
 
 
 def changed(run: Run) -> bool:
@@ -214,7 +214,7 @@ def overrides(run: Run) -> list[str] | None:
     return words if same else None
 
 
-def rerun(told: Told) -> str:
+def rerun(told: RunSummary) -> str:
     """Return the command that trains the same run again, into a new folder; where no command can say its recipe, the lines of Python."""
     run, place = told.run, (told.result or {}).get("environment", {})
     again = str(run.folder.with_name(f"{run.folder.name}-again"))
@@ -237,7 +237,7 @@ def rerun(told: Told) -> str:
     return f"OMP_NUM_THREADS={place['threads']} {said}" if on_cpu and isinstance(place.get("threads"), int) else said
 
 
-def chosen_by(told: Told) -> str:
+def chosen_by(told: RunSummary) -> str:
     """Return in words which epoch is reported, and by which rule."""
     rule, stages = RULES.get(told.rule), told.run.recipe.stages
     if told.result is None:
@@ -247,7 +247,7 @@ def chosen_by(told: Told) -> str:
     return f"epoch {number}{where}, " + ("the last" if rule is None else f"chosen for {rule.about}")
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
+def mean_and_spread(values: Sequence[float], digits: int = 2) -> str:
     """Return a mean, with the standard deviation (ddof = 0) where there are several values."""
     deviation = f" ± {statistics.pstdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{deviation}"

@@ -26,16 +26,16 @@ from atcl.runs import layout
 from atcl.runs.problem import Build
 from atcl.runs.run import Run
 
-BATCH = 500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there
+GALLERY_BATCH = 500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there
 MOST = 2000  # images
 BINS = 10
 # floating-point operations that a look may cost: some seconds
 WORK = {"cpu": 1.5e11, "cuda": 1e14}
-PASSES = 60  # of an image under PGD20: 20 ascents, each forth and twice as much back
+PASSES_OF_PGD20 = 60  # of an image under PGD20: 20 ascents, each forth and twice as much back
 
 
 @dataclass(frozen=True)
-class Seen:
+class Predictions:
     """Test images, their twins, and the probabilities that the model gives to each class; those beyond the twins were not attacked."""
 
     index: Tensor  # (n,) places in the test set
@@ -67,39 +67,39 @@ def its_test_set(run: Run, data_dir: Path | None = None) -> Split:
     return test
 
 
-def look(
+def predictions_for(
     run: Run, *, data_dir: Path | None = None, device: str = "auto", images: int = 12, build: Build | None = None, test: Split | None = None
-) -> Seen:
+) -> Predictions:
     """Return what a run's chosen model says of a sample of its test set, as many images as take some seconds."""
     if test is None and run.recipe.dataset == OWN:
         raise AtclError("this run learnt from data of your own, and no pictures with true classes are kept with it")
     model = run.model(device, build)
-    return see(model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
+    return predict_and_attack(model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
 
 
-def see(model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0) -> Seen:
+def predict_and_attack(model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0) -> Predictions:
     """Return what a model says of images before and after PGD20; where not all are looked at, they are drawn by the seed."""
     device = device_of(model, test.x.device)
     price = cost(model, test)
     room = WORK[device.type]
     natural_images = min(len(test), MOST, max(at_least, int(room / 3 / price)))
-    attacked_images = min(natural_images, max(at_least, int(room / (PASSES * price))))
+    attacked_images = min(natural_images, max(at_least, int(room / (PASSES_OF_PGD20 * price))))
     drawn = torch.randperm(len(test), generator=Generator().manual_seed(seed))
     index = torch.arange(len(test)) if attacked_images == len(test) else drawn[:natural_images]
     true = test.truth.labels[index]
     natural, attacked, twins = [], [], []
     with evaluating(model):
-        for number, part in enumerate(index.split(BATCH)):
+        for number, part in enumerate(index.split(GALLERY_BATCH)):
             x = as_float(test.x[part].to(device))
             natural.append(_probabilities(model, x))
-            left = max(0, attacked_images - number * BATCH)
+            left = max(0, attacked_images - number * GALLERY_BATCH)
             if left:
                 labels = test.truth.labels[part].to(device)
                 adv = ATTACKS["pgd20"].passes["pgd20"](model, x[:left], labels[:left], threat, seed, number)
                 twins.append(adv.cpu())
                 attacked.append(_probabilities(model, adv))
     x = as_float(test.x[index[:attacked_images]])
-    return Seen(index, true, torch.cat(natural), x, torch.cat(twins), torch.cat(attacked), len(test), threat)
+    return Predictions(index, true, torch.cat(natural), x, torch.cat(twins), torch.cat(attacked), len(test), threat)
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def confusion(predicted: Tensor, true: Tensor, classes: int) -> Tensor:
     return torch.bincount(true * classes + predicted, minlength=classes * classes).view(classes, classes)
 
 
-def outcomes(seen: Seen) -> list[str]:
+def outcomes(seen: Predictions) -> list[str]:
     """Return for each attacked image whether it stays right, is turned, or was wrong before the attack."""
     m = len(seen.adv)
     before, after = (found.argmax(1) == seen.true[:m] for found in (seen.natural[:m], seen.attacked))
@@ -177,7 +177,7 @@ def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int
     return sorted(found, key=lambda at: (true[at], at))
 
 
-def magnification(seen: Seen, places: Sequence[int]) -> float:
+def magnification(seen: Predictions, places: Sequence[int]) -> float:
     """Return how much a difference can be magnified before a pixel of these images would leave the scale."""
     largest = float((seen.adv[list(places)] - seen.x[list(places)]).abs().max()) if places else 0.0
     return 0.5 / largest if largest > 0 else 1.0

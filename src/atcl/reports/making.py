@@ -3,12 +3,12 @@
 from typing import Any
 
 from atcl.core.settings import options
-from atcl.reports.gathering import Told, chosen_by, rerun
+from atcl.reports.gathering import RunSummary, chosen_by, rerun
 from atcl.reports.markup import Child, Markup, el
 from atcl.reports.parts import scrolled, table
 
 
-def making(told: Told) -> Markup:
+def making(told: RunSummary) -> Markup:
     """Return how a run was made: the command, the recipe, the machine."""
     result = told.result or {}
     place = result.get("environment", {})

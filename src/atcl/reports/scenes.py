@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from atcl.reports.looking import BINS, Bin, Seen, calibration, calibration_error, chosen, confusion, magnification, outcomes, picture, side_for
+from atcl.reports.looking import BINS, Bin, Predictions, calibration, calibration_error, chosen, confusion, magnification, outcomes, picture, side_for
 from atcl.reports.markup import Child, Markup, el
 from atcl.reports.parts import scrolled, table
 from atcl.reports.sections import ball_of
@@ -14,12 +14,12 @@ WIDEST = 20  # classes that a matrix of confusion is drawn for
 TOP = 3  # classes whose probability is told
 
 
-def scenes(seen: Seen, names: Sequence[str], images: int, room: int) -> Markup:
+def scenes(seen: Predictions, names: Sequence[str], images: int, room: int) -> Markup:
     """Return gallery, calibration and confusion of one run; its pictures take no more than `room` bytes before they are packed."""
     return el("div", _gallery(seen, names, images, room), _calibrations(seen), _confusions(seen, names))
 
 
-def _gallery(seen: Seen, names: Sequence[str], images: int, room: int) -> Markup:
+def _gallery(seen: Predictions, names: Sequence[str], images: int, room: int) -> Markup:
     told = outcomes(seen)
     places = chosen(told, seen.true.tolist(), images)
     zoom, side = magnification(seen, places), side_for(3 * len(places), seen.x.shape[1], room)
@@ -42,7 +42,7 @@ def _gallery(seen: Seen, names: Sequence[str], images: int, room: int) -> Markup
     )  # fmt: skip
 
 
-def _card(seen: Seen, place: int, kind: str, names: Sequence[str], zoom: float, side: int) -> Markup:
+def _card(seen: Predictions, place: int, kind: str, names: Sequence[str], zoom: float, side: int) -> Markup:
     x, adv, true = seen.x[place], seen.adv[place], int(seen.true[place])
     number = int(seen.index[place])
     difference = 0.5 + (adv - x) * zoom
@@ -75,7 +75,7 @@ def _says(when: str, probabilities: Tensor, true: int, names: Sequence[str]) -> 
     return el("div", el("div", when, class_="name"), el("ol", rows))
 
 
-def _calibrations(seen: Seen) -> Markup:
+def _calibrations(seen: Predictions) -> Markup:
     m = len(seen.attacked)
     parts = [("as they are", seen.natural, seen.true), ("under PGD20", seen.attacked, seen.true[:m])]
     charts = [_reliability(f"{len(true):,} images {words}", calibration(found, true)) for words, found, true in parts]
@@ -122,7 +122,7 @@ def _reliability(words: str, bins: Sequence[Bin]) -> Markup:
     )
 
 
-def _confusions(seen: Seen, names: Sequence[str]) -> Markup:
+def _confusions(seen: Predictions, names: Sequence[str]) -> Markup:
     m = len(seen.attacked)
     parts = [("as they are", seen.natural.argmax(1), seen.true), ("under PGD20", seen.attacked.argmax(1), seen.true[:m])]
     draw = _matrix if len(names) <= WIDEST else _mistakes

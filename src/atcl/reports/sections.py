@@ -8,7 +8,7 @@ from atcl.attacks.threat import Threat
 from atcl.evaluation.attacks import ATTACKS, WORST, heading
 from atcl.evaluation.masking import CHECKS
 from atcl.recipes.schema import OWN
-from atcl.reports.gathering import Group, Told, changed, chosen_by, spread, title
+from atcl.reports.gathering import Group, RunSummary, changed, chosen_by, mean_and_spread, title
 from atcl.reports.markup import Child, Markup, el
 from atcl.reports.parts import bar, prose, scrolled, section, swatch, table
 from atcl.reproduce.cells import EMPTY, Cell
@@ -20,10 +20,10 @@ HELD = (
     ("predictions inside the candidates", "inside_natural"),
     ("inside the candidates under attack", "inside_attacked"),
 )
-NORMS = {"linf": "L∞", "l2": "L2"}
+NORM_SYMBOLS = {"linf": "L∞", "l2": "L2"}
 
 
-def measured(groups: Sequence[Group]) -> list[str]:
+def measured_attacks(groups: Sequence[Group]) -> list[str]:
     """Return the attacks that any run was measured by, in their usual order."""
     found = {name for group in groups for one in group.finished for name in one.metrics}
     return [name for name in ORDER if name in found]
@@ -45,7 +45,7 @@ def headline(groups: Sequence[Group]) -> Markup:
     first = group.members[0]
     told = f"{first.run.name}{' with changed settings' if changed(first.run) else ''}, {group.seeds}"
     told += f"; {chosen_by(first)}" if len(runs) == 1 else ""
-    tiles = [_tile(heading(name), group, name) for name in measured(groups) if name != WORST or len(measured(groups)) > 3]
+    tiles = [_tile(heading(name), group, name) for name in measured_attacks(groups) if name != WORST or len(measured_attacks(groups)) > 3]
     tiles = tiles or [
         _held_tile(name, found) for name, score in (("right", "accuracy_natural"), ("robust", "robust")) if (found := _held(group, score))
     ]
@@ -78,7 +78,7 @@ def _held(group: Group, score: str) -> list[dict[str, Any]]:
 def _estimate(found: Sequence[dict[str, Any]]) -> str:
     """Return the mean of estimates in percent: of one run with its standard error, of several with their standard deviation."""
     error = f" ± {100 * found[0]['error']:.1f}" if len(found) == 1 and found[0]["error"] is not None else ""
-    return spread([100 * one["mean"] for one in found], 1) + error
+    return mean_and_spread([100 * one["mean"] for one in found], 1) + error
 
 
 def remarks(groups: Sequence[Group]) -> list[Markup]:
@@ -102,7 +102,7 @@ def remarks(groups: Sequence[Group]) -> list[Markup]:
 
 def results(groups: Sequence[Group]) -> Markup:
     """Return the table of results, with what is published beside it, and the signs of false robustness."""
-    attacks = measured(groups)
+    attacks = measured_attacks(groups)
     held = [scrolled(_held_table(group), "Held-out estimates") for group in groups if _held(group, "robust")]
     if not attacks:
         return section("results", "Results", held or el("p", "There is no result yet.", class_="fine"))
@@ -125,7 +125,7 @@ def _one(group: Group, attacks: Sequence[str]) -> Markup:
         if theirs:
             cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
         if last:
-            cells.append(spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
+            cells.append(mean_and_spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
         cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, [name])]
         rows.append((heading(name), cells))
     caption = f"{group.label}, {group.seeds}: accuracy on the test set, " + (
@@ -155,7 +155,7 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
 
 def _over(cell: Cell, group: Group) -> str:
     """Return a mean with its spread, and over how many seeds it is taken where the attack was not tried on all that are finished."""
-    return spread(cell.values) + (f" ({len(cell.values)} of {len(group.finished)} seeds)" if len(cell.values) < len(group.finished) else "")
+    return mean_and_spread(cell.values) + (f" ({len(cell.values)} of {len(group.finished)} seeds)" if len(cell.values) < len(group.finished) else "")
 
 
 def _difference(cell: Cell) -> Child:
@@ -219,11 +219,11 @@ def _terms(groups: Sequence[Group]) -> Markup:
         ball = f"{ball_of(group.recipe.threat)}, in steps of {group.recipe.threat.step_size:.4g}; pixels lie in 0 to 1"
         balls.setdefault(ball, []).append(group.label)
     terms = [("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}") for ball, labels in balls.items()]
-    terms += [(heading(name), ATTACKS[name].about) for name in measured(groups) if name in ATTACKS and name != "natural"]
-    if WORST in measured(groups):
+    terms += [(heading(name), ATTACKS[name].about) for name in measured_attacks(groups) if name in ATTACKS and name != "natural"]
+    if WORST in measured_attacks(groups):
         terms.append((heading(WORST), _worst_words(groups)))
     terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
-    cells = [group.cell(name) for group in groups for name in measured([group])]
+    cells = [group.cell(name) for group in groups for name in measured_attacks([group])]
     if any(cell.published for cell in cells):
         terms.append(("published", "by the paper: mean ± standard deviation over three seeds"))
     if any(cell.outside for cell in cells):
@@ -233,7 +233,7 @@ def _terms(groups: Sequence[Group]) -> Markup:
 
 def _worst_words(groups: Sequence[Group]) -> str:
     """Return what the worst case was taken over; where that differs between runs, or from what the table shows, for whom by name."""
-    shown = tuple(name for name in measured(groups) if name not in ("natural", WORST))
+    shown = tuple(name for name in measured_attacks(groups) if name not in ("natural", WORST))
     judged: dict[tuple[str, ...], list[str]] = {}
     for group in groups:
         for attacks, seeds in (mine := _worst_over(group, shown)).items():
@@ -261,10 +261,10 @@ def _worst_over(group: Group, otherwise: tuple[str, ...]) -> dict[tuple[str, ...
 
 def ball_of(threat: Threat) -> str:
     """Return the ball that an attack stays in, in words."""
-    return f"{NORMS.get(threat.norm, threat.norm)} ball of radius ε = {threat.epsilon:.4g}"
+    return f"{NORM_SYMBOLS.get(threat.norm, threat.norm)} ball of radius ε = {threat.epsilon:.4g}"
 
 
-def _rule_words(told: Told) -> str:
+def _rule_words(told: RunSummary) -> str:
     crafted = told.crafted - {"fp32"}
     if told.rule == "last":
         return "the last is reported"

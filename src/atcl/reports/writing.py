@@ -13,8 +13,8 @@ from atcl.core.files import write_whole
 from atcl.core.version import __version__
 from atcl.datasets.truth import Split
 from atcl.reports.curves import drawn
-from atcl.reports.gathering import Group, Told, grouped
-from atcl.reports.looking import look
+from atcl.reports.gathering import Group, RunSummary, grouped
+from atcl.reports.looking import predictions_for
 from atcl.reports.making import making
 from atcl.reports.markup import Markup, el, embedded
 from atcl.reports.parts import section
@@ -24,16 +24,16 @@ from atcl.runs import layout
 from atcl.runs.problem import Build
 from atcl.runs.run import Run, open_run
 
-IMAGES = 12  # of a gallery
+GALLERY_IMAGES = 12  # of a gallery
 LIMIT = 6_000_000  # bytes of a page
 ROOM = 2_700_000  # bytes of all its pictures before they are packed; base64 makes four of three
 RUNS = 36  # more galleries than that make no page that anyone would read
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Shown:
+class Gallery:
     """A look at a run's model as HTML, or why there is none."""
 
     html: Markup | None
@@ -41,8 +41,8 @@ class Shown:
 
 
 def report(
-    runs: "Run | Path | str | Sequence[Run | Path | str]", path: Path | str | None = None, *, images: int = IMAGES, gallery: bool = True,
-    device: str = "auto", data_dir: Path | None = None, build: Build | None = None, test: Split | None = None, say: Say = lambda text: None,
+    runs: "Run | Path | str | Sequence[Run | Path | str]", path: Path | str | None = None, *, images: int = GALLERY_IMAGES, gallery: bool = True,
+    device: str = "auto", data_dir: Path | None = None, build: Build | None = None, test: Split | None = None, notify: Notify = lambda text: None,
 ) -> Path:  # fmt: skip
     """Write one self-contained HTML page on runs, finished or not, and return where it lies: by default `report.html` in the folder of a single run.
 
@@ -53,7 +53,7 @@ def report(
     if images < 0:
         raise AtclError(f"a gallery has at least 0 images, not {images}")
     resolve(device)  # one that is not there is refused, instead of a page without images
-    looks = {run.folder: seen(run, len(opened), images, device, data_dir, build, test, say) if gallery else Shown(None, NOT_ASKED) for run in opened}
+    looks = {run.folder: seen(run, len(opened), images, device, data_dir, build, test, notify) if gallery else Gallery(None, NOT_ASKED) for run in opened}
     write(page(opened, looks), target)
     return target
 
@@ -79,21 +79,21 @@ def place(runs: Sequence[Run], path: Path | str | None) -> Path:
     return target
 
 
-def seen(run: Run, among: int, images: int, device: str, data_dir: Path | None, build: Build | None, test: Split | None, say: Say) -> Shown:
+def seen(run: Run, among: int, images: int, device: str, data_dir: Path | None, build: Build | None, test: Split | None, notify: Notify) -> Gallery:
     """Return a look at a run's model for a page on so many runs; what the user could mend is told instead."""
     if among > RUNS:
-        return Shown(None, f"A page on more than {RUNS} runs has no images.")
-    number = min(images, max(4, 4 * IMAGES // among // 4 * 4))
+        return Gallery(None, f"A page on more than {RUNS} runs has no images.")
+    number = min(images, max(4, 4 * GALLERY_IMAGES // among // 4 * 4))
     try:
-        found = look(run, data_dir=data_dir, device=device, images=number, build=build, test=test)
+        found = predictions_for(run, data_dir=data_dir, device=device, images=number, build=build, test=test)
     except (AtclError, RuntimeError, OSError) as error:  # a GPU without room for a look has still a page to show
         why = str(error).partition("\n")[0].rstrip(".")
-        say(f"{run.folder}: no images on the page: {why}")
-        return Shown(None, f"No images, calibration and confusion: {why}.")
-    return Shown(scenes(found, run.class_names, number, ROOM // among))
+        notify(f"{run.folder}: no images on the page: {why}")
+        return Gallery(None, f"No images, calibration and confusion: {why}.")
+    return Gallery(scenes(found, run.class_names, number, ROOM // among))
 
 
-def page(runs: Sequence[Run], looks: "dict[Path, Shown]") -> str:
+def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
     """Return the page as HTML."""
     groups = grouped(runs)
     lines = drawn(groups)
@@ -158,11 +158,11 @@ def _document(title: str, style: str, script: str, body: Sequence[Markup]) -> st
     return "<!doctype html>\n" + el("html", el("head", head), "\n", el("body", skip, *body, el("script", Markup(script))), lang="en") + "\n"
 
 
-def _shown(one: Shown) -> Markup:
+def _shown(one: Gallery) -> Markup:
     return one.html if one.html is not None else el("p", one.why, class_="remark")
 
 
-def _name(group: Group, one: Told) -> str:
+def _name(group: Group, one: RunSummary) -> str:
     return f"{group.label}, seed {one.run.seed}"
 
 

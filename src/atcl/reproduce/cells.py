@@ -11,7 +11,7 @@ from atcl.reproduce.published import SEEDS, Value
 
 NARROWEST = 0.3  # points on each side: below that, rounding and other hardware already differ
 LEVEL = 0.95
-T = LEVEL * math.sqrt(2 / (1 - LEVEL**2))  # the quantile of Student's distribution for SEEDS - 1 = 2 degrees of freedom, in closed form
+T_QUANTILE = LEVEL * math.sqrt(2 / (1 - LEVEL**2))  # the quantile of Student's distribution for SEEDS - 1 = 2 degrees of freedom, in closed form
 EMPTY = "—"
 
 
@@ -47,7 +47,7 @@ class Cell:
     def spread(self) -> float | None:
         """The deviation of one seed, the larger of the paper's and ours of as many; None where neither says, or fewer of ours are *outside*."""
         ours = [statistics.stdev(self.values)] if len(self.values) >= SEEDS else []
-        theirs = [] if self.published is None or (self.outside and not ours) else [unbiased(self.published.deviation)]
+        theirs = [] if self.published is None or (self.outside and not ours) else [sample_deviation(self.published.deviation)]
         return max([*ours, *theirs], default=None)
 
     @property
@@ -59,21 +59,21 @@ class Cell:
     def outside(self) -> bool | None:
         """Whether our mean is further from theirs than seeds alone would explain."""
         off, there = self.difference, self.published
-        return None if off is None or there is None else abs(off) > margin(there.deviation, len(self.values)) + 1e-9
+        return None if off is None or there is None else abs(off) > explained_by_seeds(there.deviation, len(self.values)) + 1e-9
 
 
-def margin(deviation: float, seeds: int) -> float:
+def explained_by_seeds(deviation: float, seeds: int) -> float:
     """Return how far a new mean over so many seeds may lie from a published one: a prediction interval after Student's t, never narrower than 0.3."""
-    return max(NARROWEST, T * unbiased(deviation) * math.sqrt(1 / SEEDS + 1 / seeds))
+    return max(NARROWEST, T_QUANTILE * sample_deviation(deviation) * math.sqrt(1 / SEEDS + 1 / seeds))
 
 
-def unbiased(deviation: float) -> float:
+def sample_deviation(deviation: float) -> float:
     """Return a deviation of as many seeds as the paper has, with ddof = 0, as one with ddof = 1."""
     return deviation * math.sqrt(SEEDS / (SEEDS - 1))
 
 
 @dataclass(frozen=True)
-class Grid:
+class Table:
     """A table in words, and what it was made from as data."""
 
     title: str
@@ -82,7 +82,7 @@ class Grid:
     data: tuple[dict[str, Any], ...]
 
 
-def said(values: tuple[float, ...], digits: int, seeds: int | None = None) -> str:
+def in_words(values: tuple[float, ...], digits: int, seeds: int | None = None) -> str:
     """Return mean and spread; a single seed has none, and fewer seeds than the rest of the row are told."""
     if not values:
         return EMPTY

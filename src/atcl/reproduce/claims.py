@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atcl.core.errors import AtclError
-from atcl.reproduce.cells import EMPTY, NARROWEST, Cell, Grid, T
+from atcl.reproduce.cells import EMPTY, NARROWEST, T_QUANTILE, Cell, Table
 from atcl.reproduce.experiments import EXPERIMENTS, Experiment, published_at
 from atcl.reproduce.ledger import Entry, entries
-from atcl.reproduce.published import RULE, SEEDS, asked
+from atcl.reproduce.published import RULE, SEEDS, recipe_ref
 
 METRIC = "pgd20"
 DIRECT = tuple(row for _, row in EXPERIMENTS["table1"].rows if row.startswith("direct-"))
@@ -62,7 +62,7 @@ class Pair:
             if cell.spread is None:
                 return None
             variance += cell.spread**2 * (1 / len(cell.values) + (1 / SEEDS if close else 0))
-        return max(NARROWEST, T * math.sqrt(variance))
+        return max(NARROWEST, T_QUANTILE * math.sqrt(variance))
 
     def verdict(self, close: bool) -> str:
         """Tell whether the claim holds for these two."""
@@ -74,7 +74,7 @@ class Pair:
         return HOLDS if self.distance > spread else FAILS if self.distance < -spread else OPEN
 
 
-def claimed(experiment: Experiment, results: Path) -> list[Grid]:
+def claimed(experiment: Experiment, results: Path) -> list[Table]:
     """Return a line for each claim and each dataset that has runs which bear on it."""
     titles = {row: title.strip("*") for title, row in experiment.rows}
     rows, data = [], []
@@ -102,7 +102,7 @@ def claimed(experiment: Experiment, results: Path) -> list[Grid]:
         if not lines:
             rows.append((claim.words, EMPTY, EMPTY, UNKNOWN))
             data.append({"claim": claim.words, "dataset": None, "verdict": UNKNOWN})
-    return [Grid("claims", ("claim", "dataset", "PGD20, ours (published)", "verdict"), tuple(rows), tuple(data))]
+    return [Table("claims", ("claim", "dataset", "PGD20, ours (published)", "verdict"), tuple(rows), tuple(data))]
 
 
 def overall(verdicts: Sequence[str], pairs: int) -> str:
@@ -123,7 +123,7 @@ def _number(cell: Cell) -> str:
 
 
 def _cell(experiment: Experiment, results: Path, dataset: str, row: str) -> Cell:
-    found = entries(experiment, results, asked(f"{dataset}/{row}"))
+    found = entries(experiment, results, recipe_ref(f"{dataset}/{row}"))
     notes = dict.fromkeys(note for entry in found for note in entry.notes)
     return Cell(tuple(map(_value, found)), tuple(notes), published_at(experiment, dataset, row).get(METRIC))
 

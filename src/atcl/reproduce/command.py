@@ -12,14 +12,14 @@ from atcl.core.errors import AtclError, pick
 from atcl.core.files import check_readable, check_writable, write_whole
 from atcl.evaluation.attacks import ATTACKS
 from atcl.loggers.progress import clock
-from atcl.reproduce.estimates import likely, measured, seconds
+from atcl.reproduce.estimates import likely, measured_on, seconds
 from atcl.reproduce.experiments import EXPERIMENTS, narrowed
-from atcl.reproduce.launch import PLACES
-from atcl.reproduce.launch.crews import Crew, Place, Terms
+from atcl.reproduce.launch import LAUNCHERS
+from atcl.reproduce.launch.crews import Launcher, LaunchOptions, WorkerPool
 from atcl.reproduce.launch.on_ray import Ray
 from atcl.reproduce.launch.on_slurm import Slurm
 from atcl.reproduce.ledger import Job, jobs_of
-from atcl.reproduce.tables import FORMATS, check_place, grids, rewritten
+from atcl.reproduce.tables import TABLE_FORMATS, check_place, grids, rewritten
 from atcl.runs.pretrained import keep
 from atcl.runs.run import open_run
 
@@ -65,38 +65,38 @@ class Reproduce:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         experiment = narrowed(pick(EXPERIMENTS, self.experiment, "experiment"), self.datasets, self.rows, self.seeds)
-        shown = pick(FORMATS, self.format, "format")
+        shown = pick(TABLE_FORMATS, self.format, "format")
         if self.rows and not experiment.makes:
             raise AtclError(f"{self.experiment} takes no --rows: its lines are of several rows each")
         for name in self.attacks:
             pick(ATTACKS, name, "attack")
-        place: Place = pick(PLACES, self.on, "place")
-        place = getattr(self, self.on, place) if self.fill or self.dry_run else PLACES["local"]  # its options stand under its name
+        place: Launcher = pick(LAUNCHERS, self.on, "place")
+        place = getattr(self, self.on, place) if self.fill or self.dry_run else LAUNCHERS["local"]  # its options stand under its name
         self._check_options()
-        terms = Terms(self.device, self.workers, self.threads, self.runs, self.dry_run)
-        console = console if shown is FORMATS["markdown"] else Console(stderr=True)  # what a program reads stands alone
+        options = LaunchOptions(self.device, self.workers, self.threads, self.runs, self.dry_run)
+        console = console if shown is TABLE_FORMATS["markdown"] else Console(stderr=True)  # what a program reads stands alone
         if self.write:  # is there a place for the table? better asked before the runs than after
             if not self.write.is_file():
                 raise AtclError(f"there is no page {self.write} to write the table into")
             check_place(self.write.read_text(), self.experiment)
             check_writable(self.write.absolute().parent, "open it, or give --write a page elsewhere")
         check_readable(self.results, "--results")
-        with place.open(terms) as crew:
+        with place.open(options) as pool:
             jobs = jobs_of(
-                experiment, self.results, self.runs, strong=crew.strong, attacks=self.attacks, device=crew.device, data_dir=self.data_dir
+                experiment, self.results, self.runs, strong=pool.strong, attacks=self.attacks, device=pool.device, data_dir=self.data_dir
             )  # fmt: skip
             missing = [job for job in jobs if job.lacks] if experiment.makes else []
             if self.dry_run and not experiment.makes:
                 print(f"{self.experiment} only tells of runs that other tables make")
                 return
             if self.dry_run:
-                print("\n".join(planned(missing, self.results, crew.hardware or likely(self.results), crew.workers, known=crew.hardware is not None)))
+                print("\n".join(plan_lines(missing, self.results, pool.hardware or likely(self.results), pool.workers, known=pool.hardware is not None)))
                 return
             if self.fill and any(job.possible for job in missing):
                 check_writable(self.results, "give --results a folder")
                 check_writable(self.runs, "give --runs a folder")
             if self.fill:
-                fill(missing, console, crew)
+                fill(missing, console, pool)
         console.print(f"{experiment.about}\n", highlight=False, soft_wrap=True)
         print(shown(grids(experiment, self.results)))
         if self.write:
@@ -110,16 +110,16 @@ class Reproduce:
 
     def _check_options(self) -> None:
         """Refuse options of a place where the runs do not go."""
-        for name in [name for name in PLACES if name != self.on and hasattr(self, name)]:
-            chosen, plain = getattr(self, name), PLACES[name]
+        for name in [name for name in LAUNCHERS if name != self.on and hasattr(self, name)]:
+            chosen, plain = getattr(self, name), LAUNCHERS[name]
             given = [field.name for field in fields(chosen) if getattr(chosen, field.name) != getattr(plain, field.name)]
             if given:
                 raise AtclError(f"--{name}.{given[0]} is for runs on {name}: add --on {name}, or leave it out")
 
 
-def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *, known: bool = True) -> list[str]:
+def plan_lines(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *, known: bool = True) -> list[str]:
     """Return a line for each job: the command, and its time where anything like it was measured on such a device."""
-    before, lines, total, longest, vague = measured(results, device), [], 0.0, 0.0, 0
+    before, lines, total, longest, vague = measured_on(results, device), [], 0.0, 0.0, 0
     for job in jobs:
         if not job.possible:
             lines.append(_stuck(job))
@@ -139,13 +139,13 @@ def planned(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *
     return [*lines, f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}"]
 
 
-def fill(jobs: Sequence[Job], console: Console, crew: Crew) -> None:
+def fill(jobs: Sequence[Job], console: Console, pool: WorkerPool) -> None:
     """Carry jobs out, each result into the ledger as it comes; what cannot be done is told."""
     for job in jobs:
         if not job.possible:
             console.print(_stuck(job), highlight=False, soft_wrap=True, markup=False)
     if able := [job for job in jobs if job.possible]:
-        crew.fill(able, console)
+        pool.fill(able, console)
 
 
 def _lasting(known: float, unknown: Sequence[str]) -> str:

@@ -9,14 +9,14 @@ from atcl.core.files import read_json
 from atcl.core.settings import from_data
 from atcl.recipes.costs import costs
 from atcl.recipes.schema import KINDS, Recipe
-from atcl.reproduce.cells import Grid
+from atcl.reproduce.cells import Table
 from atcl.reproduce.experiments import Experiment
 from atcl.reproduce.ledger import Job, entries, flaw
-from atcl.reproduce.published import asked
+from atcl.reproduce.published import recipe_ref
 from atcl.runs import layout
 
 
-def measured(results: Path, device: str) -> list[dict[str, Any]]:
+def measured_on(results: Path, device: str) -> list[dict[str, Any]]:
     """Return the results in a ledger that were made on a device of this name."""
     found = [read_json(path) for path in sorted(results.rglob(layout.RESULT))]
     return [one for one in found if flaw(one) is None and one["environment"].get("device") == device]
@@ -38,11 +38,11 @@ def seconds(job: Job, known: Sequence[dict[str, Any]]) -> tuple[float, list[str]
     return sum(part for part in parts.values() if part is not None), [name for name, part in parts.items() if part is None]
 
 
-def spent(experiment: Experiment, results: Path) -> list[Grid]:
+def spent(experiment: Experiment, results: Path) -> list[Table]:
     """Return what the runs of each dataset took on a GPU: training, attacks, memory; one that trained with others counts its share."""
     rows, data = [], []
     for dataset in experiment.datasets:
-        found = [entry.result for _, row in experiment.rows for entry in entries(experiment, results, asked(f"{dataset}/{row}"))]
+        found = [entry.result for _, row in experiment.rows for entry in entries(experiment, results, recipe_ref(f"{dataset}/{row}"))]
         strong = [one for one in found if (one.get("engine") or {}).get("peak_gpu_bytes")]
         if strong:
             memory = max(told["engine"]["peak_gpu_bytes"] / told["engine"].get("together", 1) for told in strong)
@@ -58,7 +58,7 @@ def spent(experiment: Experiment, results: Path) -> list[Grid]:
         told = (f"{each:.1f}" for each in (*minutes, sum(minutes)))
         rows.append((one["dataset"], str(one["runs"]), *told, f"{one['largest_share_bytes'] / 2**30:.2f}"))
     headings = ("dataset", "runs", "training, minutes", "attacks, minutes", "both", "GPU memory, largest share of a run, GiB")
-    return [Grid("times", headings, tuple(rows), tuple(data))]
+    return [Table("times", headings, tuple(rows), tuple(data))]
 
 
 def _attacks(told: dict[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atcl.core.errors import AtclError, pick
-from atcl.reproduce.published import ATTACKED, EPOCHS, LABELS, PUBLISHED, SCHEDULINGS, Asked, Value, asked
+from atcl.reproduce.published import ATTACKED, EPOCHS, NUMBERS_OF_LABELS, PUBLISHED, SCHEDULINGS, RecipeRef, Value, recipe_ref
 
 MEASURED = ("natural", "pgd20", "cw30")  # every run; AutoAttack takes hours without a GPU
 
@@ -24,9 +24,9 @@ class Experiment:
     journals: bool = False  # whether the table is read from each run's epochs too
     makes: bool = True  # whether it has its missing runs made, or only tells of those that other tables made
 
-    def runs(self) -> list[tuple[str, Asked, int]]:
+    def runs(self) -> list[tuple[str, RecipeRef, int]]:
         """Return dataset, run and seed of all that the table is made of."""
-        return [(dataset, asked(f"{dataset}/{row}"), seed) for dataset in self.datasets for _, row in self.rows for seed in self.seeds]
+        return [(dataset, recipe_ref(f"{dataset}/{row}"), seed) for dataset in self.datasets for _, row in self.rows for seed in self.seeds]
 
 
 def narrowed(experiment: Experiment, datasets: Sequence[str] = (), rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
@@ -143,7 +143,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         datasets=("kuzushiji",),
         rows=(
             ("1 label", "direct-log"),
-            *((f"{number} labels", f"direct-log-{number}-labels") for number in LABELS),
+            *((f"{number} labels", f"direct-log-{number}-labels") for number in NUMBERS_OF_LABELS),
             (_ORACLE, "oracle"),
         ),
         page=_RESULTS,

@@ -13,7 +13,7 @@ from atcl.core.settings import digest, from_data
 from atcl.recipes.catalogue import with_derived_weights
 from atcl.recipes.schema import KINDS, Recipe
 from atcl.reproduce.experiments import MEASURED, Experiment
-from atcl.reproduce.published import Asked, card
+from atcl.reproduce.published import RecipeRef, card
 from atcl.runs import layout
 from atcl.runs.run import Run, folder_of
 
@@ -46,7 +46,7 @@ class Entry:
 class Job:
     """A run that is to be made, or to be measured further, as data: any process of any machine with the same files can take it."""
 
-    what: Asked
+    what: RecipeRef
     seed: int
     attacks: tuple[str, ...]
     path: Path  # of its result.json in the ledger
@@ -81,7 +81,7 @@ class Job:
         return self.new or ((self.folder / layout.MODEL).exists() and _weights(self.folder / layout.RESULT) == _weights(self.path))
 
 
-def result_path(results: Path, what: Asked, seed: int) -> Path:
+def result_path(results: Path, what: RecipeRef, seed: int) -> Path:
     """Return where the ledger keeps a result: dataset, method with a digest of its settings, seed."""
     return _path(results, what.name, what.recipe, seed)
 
@@ -133,7 +133,7 @@ def _store(run: Run, path: Path) -> None:
     write_json(path, {**run.result, "published": card(run.recipe)})
 
 
-def entries(experiment: Experiment, results: Path, what: Asked) -> list[Entry]:
+def entries(experiment: Experiment, results: Path, what: RecipeRef) -> list[Entry]:
     """Return the results of a run that the ledger holds, by seed; one made with other settings than it says is refused.
 
     Runs of the paper's datasets once drew other initial weights. Until as many are made anew, those stand in the table, and say so; the two are
@@ -145,7 +145,7 @@ def entries(experiment: Experiment, results: Path, what: Asked) -> list[Entry]:
     return made if len(made) >= len(before) else [replace(one, notes=(*one.notes, OTHER_WEIGHTS)) for one in before]
 
 
-def _entries(experiment: Experiment, results: Path, what: Asked, wanted: Recipe) -> list[Entry]:
+def _entries(experiment: Experiment, results: Path, what: RecipeRef, wanted: Recipe) -> list[Entry]:
     found = list[Entry]()
     for seed in experiment.seeds:
         path = _path(results, what.name, wanted, seed)
@@ -158,9 +158,9 @@ def _entries(experiment: Experiment, results: Path, what: Asked, wanted: Recipe)
                 raise AtclError(f"{path} was made with other settings than {what.words} has now: remove it, and it is made again")
             if told.get("seed", seed) != seed:
                 raise AtclError(f"{path} is of seed {told['seed']}: remove it, and it is made again")
-            twin = next((one.path for one in found if told.get("model") and told["model"] == one.result.get("model")), None)
-            if twin:  # no two seeds end with the same weights
-                raise AtclError(f"{path} speaks of the same model as {twin}: remove it, and it is made again")
+            attack_model = next((one.path for one in found if told.get("model") and told["model"] == one.result.get("model")), None)
+            if attack_model:  # no two seeds end with the same weights
+                raise AtclError(f"{path} speaks of the same model as {attack_model}: remove it, and it is made again")
             found.append(Entry(path, seed, told, _notes(told)))
     return found
 

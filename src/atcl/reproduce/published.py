@@ -22,7 +22,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecipeRef:
     """A run as one types it: the name of a recipe, and what is changed in it."""
 
     name: str
@@ -55,11 +55,11 @@ def _scheduling(epochs: int) -> tuple[str, tuple[str, ...]]:
 # Runs that are a method with a few settings changed. The paper lists neither the E_s of its figure, nor its numbers of labels beside 3, nor its
 # training alternatives beside "optimizer": these are our choice.
 SCHEDULINGS = (20, 30, 40, 60, 70)
-LABELS = (3, 5, 7, 9)
+NUMBERS_OF_LABELS = (3, 5, 7, 9)
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "two-stage-mcl-test-teacher": ("two-stage-mcl", ("--stages.1.teacher", "test_natural")),
     **{f"warmup-pla-es-{epochs}": _scheduling(epochs) for epochs in SCHEDULINGS},
-    **{f"direct-log-{number}-labels": ("direct-log", ("--labels.number", str(number))) for number in LABELS},
+    **{f"direct-log-{number}-labels": ("direct-log", ("--labels.number", str(number))) for number in NUMBERS_OF_LABELS},
     "direct-log-lr-0.1": ("direct-log", ("--stages.0.lr.value", "0.1")),
     "direct-log-lr-0.001": ("direct-log", ("--stages.0.lr.value", "0.001")),
     "direct-log-weight-decay": ("direct-log", ("--stages.0.optimizer.weight-decay", "0.0005")),
@@ -68,11 +68,11 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def asked(cell: str) -> Asked:
+def recipe_ref(cell: str) -> RecipeRef:
     """Return the run behind a cell, `dataset/row`, where a row is a method or one of the variants."""
     dataset, _, row = cell.partition("/")
     method, overrides = VARIANTS.get(row, (row, ()))
-    return Asked(f"{dataset}/{method}", overrides)
+    return RecipeRef(f"{dataset}/{method}", overrides)
 
 
 def _row(*numbers: float) -> dict[str, Value]:
@@ -164,7 +164,7 @@ PUBLISHED |= {f"{cell}-warmup": PUBLISHED[cell] for cell in ("kuzushiji/pseudo-l
 def published(wanted: Recipe) -> dict[str, Value] | None:
     """Return what the paper prints for a run with these settings, however its weights were drawn, by attack or by epoch; None: nothing."""
     cells = [cell for cell in PUBLISHED if cell.startswith(f"{wanted.dataset}/")]
-    return next((PUBLISHED[cell] for cell in cells if with_derived_weights(asked(cell).recipe) == with_derived_weights(wanted)), None)
+    return next((PUBLISHED[cell] for cell in cells if with_derived_weights(recipe_ref(cell).recipe) == with_derived_weights(wanted)), None)
 
 
 def card(wanted: Recipe) -> dict[str, dict[str, float]] | None:

@@ -10,23 +10,23 @@ from typing import Any
 from atcl.core.errors import AtclError, pick
 from atcl.core.journal import Record
 from atcl.evaluation.attacks import heading
-from atcl.reproduce.cells import EMPTY, Cell, Column, Grid, margin, said
+from atcl.reproduce.cells import EMPTY, Cell, Column, Table, explained_by_seeds, in_words
 from atcl.reproduce.claims import claimed
 from atcl.reproduce.estimates import spent
 from atcl.reproduce.experiments import EXPERIMENTS, MEASURED, Experiment, narrowed, published_at
 from atcl.reproduce.ledger import Entry, entries
-from atcl.reproduce.published import RULE, SEEDS, Value, asked
+from atcl.reproduce.published import RULE, SEEDS, Value, recipe_ref
 from atcl.training.selection import RULES, Rule, chosen_epoch
 
-Layout = Callable[[Experiment, Path], list[Grid]]
+Layout = Callable[[Experiment, Path], list[Table]]
 
 
-def compared(experiment: Experiment, results: Path) -> list[Grid]:
+def compared(experiment: Experiment, results: Path) -> list[Table]:
     """Return accuracies for each dataset: under the recipes' rule and, from the same runs, of the last epoch; rules never share a column."""
     tables = []
     for dataset in experiment.datasets:
-        found = {row: entries(experiment, results, asked(f"{dataset}/{row}")) for _, row in experiment.rows}
-        under = dict.fromkeys([*(asked(f"{dataset}/{row}").recipe.selection for row in found), "last"])
+        found = {row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows}
+        under = dict.fromkeys([*(recipe_ref(f"{dataset}/{row}").recipe.selection for row in found), "last"])
         runs = [entry for row in found.values() for entry in row]
         columns = [_attack(name, rule) for rule in under for name in experiment.columns]
         shown = [column for column in columns if column.name in MEASURED or column.rule == RULE or any(map(column.read, runs))]
@@ -34,21 +34,21 @@ def compared(experiment: Experiment, results: Path) -> list[Grid]:
     return tables
 
 
-def epochs(experiment: Experiment, results: Path) -> list[Grid]:
+def epochs(experiment: Experiment, results: Path) -> list[Table]:
     """Return the accuracy of the pseudo-labels after each epoch."""
     columns = [_epoch(name, number) for number, name in enumerate(experiment.columns, 1)]
     return [
-        _grid(experiment, dataset, columns, {row: entries(experiment, results, asked(f"{dataset}/{row}")) for _, row in experiment.rows})
+        _grid(experiment, dataset, columns, {row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows})
         for dataset in experiment.datasets
     ]
 
 
-def rules(experiment: Experiment, results: Path) -> list[Grid]:
+def rules(experiment: Experiment, results: Path) -> list[Table]:
     """Return what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
     headings = ("rule", *(part for title, _ in experiment.rows for part in (f"{title}: PGD20", "lost to test_pgd20", "epochs")))
     tables = []
     for dataset in experiment.datasets:
-        runs = [asked(f"{dataset}/{row}") for _, row in experiment.rows]
+        runs = [recipe_ref(f"{dataset}/{row}") for _, row in experiment.rows]
         stages = [[_last_stage(entry.journal) for entry in entries(experiment, results, run)] for run in runs]
         rows, data = [], list[dict[str, Any]]()
         for name, rule in RULES.items():
@@ -57,22 +57,22 @@ def rules(experiment: Experiment, results: Path) -> list[Grid]:
                 picked = [_picked(rule, stage, run.recipe.stages[-1].grown) for stage in held]
                 values = [stage[epoch]["test_pgd20"] for stage, epoch in zip(held, picked, strict=True)]
                 lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(held, values, strict=True)]
-                cells += [said(tuple(values), 1), said(tuple(lost), 1), ", ".join(map(str, picked))]
+                cells += [in_words(tuple(values), 1), in_words(tuple(lost), 1), ", ".join(map(str, picked))]
                 data.append({"dataset": dataset, "rule": name, "recipe": run.name, "epochs": picked, "pgd20": values, "lost": lost})
             rows.append(tuple(cells))
-        tables.append(Grid(dataset, headings, tuple(rows), tuple(data)))
+        tables.append(Table(dataset, headings, tuple(rows), tuple(data)))
     return tables
 
 
 LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules, "claims": claimed, "times": spent}
 
 
-def grids(experiment: Experiment, results: Path) -> list[Grid]:
+def grids(experiment: Experiment, results: Path) -> list[Table]:
     """Return the tables of an experiment from what the ledger holds."""
     return pick(LAYOUTS, experiment.layout, "layout")(experiment, results)
 
 
-def markdown(tables: Sequence[Grid]) -> str:
+def markdown(tables: Sequence[Table]) -> str:
     """Return tables for a page or a terminal, under the name of their dataset where there are several."""
     parts = []
     for table in tables:
@@ -81,7 +81,7 @@ def markdown(tables: Sequence[Grid]) -> str:
     return "\n".join(parts)
 
 
-def latex(tables: Sequence[Grid]) -> str:
+def latex(tables: Sequence[Table]) -> str:
     """Return tables for a paper; they need the package booktabs."""
     parts = []
     for table in tables:
@@ -91,12 +91,12 @@ def latex(tables: Sequence[Grid]) -> str:
     return "\n".join(parts)
 
 
-def as_json(tables: Sequence[Grid]) -> str:
+def tables_as_json(tables: Sequence[Table]) -> str:
     """Return the cells with all that is known of them."""
     return json.dumps([one for table in tables for one in table.data], indent=2) + "\n"
 
 
-FORMATS: dict[str, Callable[[Sequence[Grid]], str]] = {"markdown": markdown, "latex": latex, "json": as_json}
+TABLE_FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {"markdown": markdown, "latex": latex, "json": tables_as_json}
 
 _PLACE = re.compile(r"(<!-- table: (\S+)((?: (?:datasets|rows)=\S+)*) -->\n)((?:(?!<!-- table: ).)*?)(<!-- end -->)", re.S)
 
@@ -144,7 +144,7 @@ def _epoch(name: str, number: int) -> Column:
     return Column(name, name, None, read)
 
 
-def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found: dict[str, list[Entry]]) -> Grid:
+def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found: dict[str, list[Entry]]) -> Table:
     rows, data = [], []
     theirs = {row: published_at(experiment, dataset, row) for row in found}
     beside = any(theirs.values())
@@ -152,7 +152,7 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
     for title, row in experiment.rows:
         cells = [_cell(column, found[row], theirs[row]) for column in columns]
         seeds = [entry.seed for entry in found[row]]
-        ours = [said(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "") for cell in cells]
+        ours = [in_words(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "") for cell in cells]
         rows.append((title, *(["ours"] if beside else []), *ours, str(len(seeds) or EMPTY)))
         if theirs[row]:
             beside_it = [EMPTY if cell.published is None else f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" for cell in cells]
@@ -161,7 +161,7 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
             rows.append(("", "difference", *map(_difference, cells), ""))
         data += [_data(dataset, row, title, column, cell, found[row]) for column, cell in zip(columns, cells, strict=True)]
     headings = ("method", *([""] if beside else []), *(column.heading for column in columns), "seeds")
-    return Grid(dataset, headings, tuple(rows), tuple(data))
+    return Table(dataset, headings, tuple(rows), tuple(data))
 
 
 def _cell(column: Column, found: Sequence[Entry], theirs: dict[str, Value]) -> Cell:
@@ -173,12 +173,12 @@ def _cell(column: Column, found: Sequence[Entry], theirs: dict[str, Value]) -> C
 
 
 def _data(dataset: str, row: str, title: str, column: Column, cell: Cell, found: Sequence[Entry]) -> dict[str, Any]:
-    what, there = asked(f"{dataset}/{row}"), cell.published
+    what, there = recipe_ref(f"{dataset}/{row}"), cell.published
     return {
         "dataset": dataset, "row": row, "title": title, "recipe": what.name, "overrides": list(what.overrides), "metric": column.name,
         "rule": column.rule, "seeds": [entry.seed for entry in found if column.read(entry) is not None], "values": list(cell.values),
         "mean": cell.mean, "deviation": cell.deviation, "flags": list(cell.flags), "published": there and there._asdict(),
-        "difference": cell.difference, "margin": margin(there.deviation, len(cell.values)) if there and cell.values else None,
+        "difference": cell.difference, "margin": explained_by_seeds(there.deviation, len(cell.values)) if there and cell.values else None,
         "outside": cell.outside,
     }  # fmt: skip
 

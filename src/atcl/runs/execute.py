@@ -16,7 +16,7 @@ from atcl.core.precisions import multiplying
 from atcl.core.seeds import derive, forked_rng
 from atcl.data.weak import WeakData
 from atcl.engine.engines import Engine
-from atcl.evaluation.evaluate import Glance, glance, scrutiny
+from atcl.evaluation.evaluate import EpochAccuracy, epoch_accuracy, exact_accuracy
 from atcl.evaluation.pseudo_labels import pseudo_label_accuracy
 from atcl.runs import layout
 from atcl.runs.observing import Observing
@@ -179,14 +179,14 @@ def _keeper(running: Running, position: Position, writer: checkpoints.Writer) ->
             record |= {f"held_{name}": one.mean for name, one in estimates.items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
             look = look or _test_accuracy(running, snapshot)
-            with multiplying(snapshot.twin.kind):
+            with multiplying(snapshot.attack_model.kind):
                 right = look.natural()
             yield
-            with multiplying(snapshot.twin.kind):
+            with multiplying(snapshot.attack_model.kind):
                 found = look.attacked(right)
             yield
             natural, pgd20 = found.tolist()
-            record |= {"test_natural": natural, "test_pgd20": pgd20, "crafted": snapshot.twin.kind}
+            record |= {"test_natural": natural, "test_pgd20": pgd20, "crafted": snapshot.attack_model.kind}
         if best.rule and best.rule.considers(grown=running.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
         last, record["seconds"] = time.perf_counter(), time.perf_counter() - last
@@ -212,24 +212,24 @@ def _record(stage: int, snapshot: Snapshot) -> journal.Record:
         "gamma": phase.gamma,
         "lr": phase.lr,
         "loss": snapshot.loss,
-        "inside": snapshot.inside,
+        "inside": snapshot.candidate_rate,
         "agreement": snapshot.agreement,
     }
 
 
-def _test_accuracy(running: Running, snapshot: Snapshot) -> Glance:
+def _test_accuracy(running: Running, snapshot: Snapshot) -> EpochAccuracy:
     """Return how natural accuracy and PGD20 on the test set are measured after an epoch, to choose one by."""
     model, test, images = snapshot.model, running.problem.test, running.problem.train.x
     device, threat = snapshot.memory.device, running.run.recipe.threat
     assert test is not None
     if device.type != "cuda":
-        return scrutiny(model, test, threat)
+        return exact_accuracy(model, test, threat)
     # on the device where there is room, as there is where it holds a larger training set
     if images.device == device and test.x.nbytes <= images.nbytes:
         test = test.to(device)
     # one model and one copy for attacks last a stage, updated in place: what is recorded of them stays true
     repeated = partial(running.engine.repeated, device=device)
-    return glance(model, snapshot.twin, test, threat, snapshot.ascend, repeated=repeated)
+    return epoch_accuracy(model, snapshot.attack_model, test, threat, snapshot.attack_step, repeated=repeated)
 
 
 def _fresh(running: Running, number: int, data: WeakData) -> Learner:

@@ -26,7 +26,7 @@ from atcl.models import MODELS
 
 TOLERANCE = 1e-4  # of the logits, relative to 1 + the largest of them; float32 sums in another order stay far below
 
-Predict = Callable[[Tensor], Tensor]  # (n, C, H, W) float in [0, 1] -> logits (n, K)
+LogitsOf = Callable[[Tensor], Tensor]  # (n, C, H, W) float in [0, 1] -> logits (n, K)
 Metadata = Mapping[str, str]
 
 
@@ -35,7 +35,7 @@ class Format:
     """How a model becomes the bytes of a file, and how these are run again."""
 
     pack: Callable[[Module, Tensor, Metadata], bytes]  # a model on the CPU in eval mode, some images, what the file says of itself
-    unpack: Callable[[bytes, Module], Predict]  # the model stands in where the file holds weights alone
+    unpack: Callable[[bytes, Module], LogitsOf]  # the model stands in where the file holds weights alone
     about: str
 
 
@@ -59,7 +59,7 @@ def export(
     ours = [_logits(frozen, x, len(names)) for x in batches]
     with _silent(), torch.no_grad():
         try:
-            content = chosen.pack(frozen, batches[1], described(kind, shape, names))
+            content = chosen.pack(frozen, batches[1], metadata_of(kind, shape, names))
             predict = chosen.unpack(content, frozen)
             theirs = [predict(x) for x in batches]
         except AtclError:
@@ -74,7 +74,7 @@ def export(
     return Exported(Path(path), len(content), difference)
 
 
-def described(kind: str, shape: tuple[int, int, int], names: Sequence[str]) -> dict[str, str]:
+def metadata_of(kind: str, shape: tuple[int, int, int], names: Sequence[str]) -> dict[str, str]:
     """Return what an exported file says of itself."""
     return {
         "made_by": f"atcl {__version__}",
@@ -109,7 +109,7 @@ def _pack_onnx(model: Module, x: Tensor, metadata: Metadata) -> bytes:
     return bytes(proto.SerializeToString())
 
 
-def _unpack_onnx(content: bytes, model: Module) -> Predict:
+def _unpack_onnx(content: bytes, model: Module) -> LogitsOf:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
@@ -132,8 +132,8 @@ def _without_sources(file: io.BytesIO) -> bytes:
     return kept.getvalue()
 
 
-def _unpack_torchscript(content: bytes, model: Module) -> Predict:
-    loaded: Predict = torch.jit.load(io.BytesIO(content), map_location="cpu")
+def _unpack_torchscript(content: bytes, model: Module) -> LogitsOf:
+    loaded: LogitsOf = torch.jit.load(io.BytesIO(content), map_location="cpu")
     return loaded
 
 
@@ -142,7 +142,7 @@ def _pack_safetensors(model: Module, x: Tensor, metadata: Metadata) -> bytes:
     return safetensors.torch.save(weights, metadata=dict(metadata))
 
 
-def _unpack_safetensors(content: bytes, model: Module) -> Predict:
+def _unpack_safetensors(content: bytes, model: Module) -> LogitsOf:
     """Return a fresh model of the kind, classes and shape that the file names; a model of another kind lends its code alone."""
     weights = safetensors.torch.load(content)
     told = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]

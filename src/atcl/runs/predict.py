@@ -55,7 +55,7 @@ def predict(
     ]
 
 
-def as_csv(predictions: Sequence[Prediction]) -> str:
+def predictions_as_csv(predictions: Sequence[Prediction]) -> str:
     """Return predictions as a table with a header."""
     page = io.StringIO()
     writer = csv.DictWriter(page, _row(predictions[0]), lineterminator="\n")
@@ -64,7 +64,7 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
     return page.getvalue()
 
 
-def as_json(predictions: Sequence[Prediction]) -> str:
+def predictions_as_json(predictions: Sequence[Prediction]) -> str:
     """Return predictions as a list of objects."""
     return json.dumps([_row(one) for one in predictions], indent=2) + "\n"
 

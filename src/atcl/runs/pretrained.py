@@ -32,7 +32,7 @@ def load(what: str | Path, device: str = "cpu", shelf: Path = SHELF) -> Module:
         raise AtclError(f"{path} does not hold the weights that its card speaks of: install the package again")
     channels, height, width = card["shape"]
     model = pick(MODELS, card["model"], "model")(card["classes"], (channels, height, width))
-    model.load_state_dict(checkpoints.unpacked(content, path))
+    model.load_state_dict(checkpoints.from_bytes(content, path))
     return model.to(resolve(device)).eval()
 
 
@@ -58,7 +58,7 @@ def cards(shelf: Path = SHELF) -> dict[str, dict[str, Any]]:
     return {path.relative_to(shelf).with_suffix("").as_posix(): read_json(path) for path in sorted(shelf.glob("*/*.json"))}
 
 
-def described(card: dict[str, Any]) -> str:
+def card_line(card: dict[str, Any]) -> str:
     """Return a card as one line."""
     threat, chosen, accuracy = card["threat"], card["selection"], ", ".join(f"{name} {value:.1f}" for name, value in card["accuracy"].items())
     return f"seed {card['seed']}, epoch {chosen['epoch']} ({chosen['rule']}), {threat['norm']} epsilon {threat['epsilon']:.3g}: {accuracy}"

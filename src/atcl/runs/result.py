@@ -29,7 +29,7 @@ def write_result(run: Run, problem: Problem, learner: Learner, best: Best, *, st
     if best.weights:
         model.load_state_dict(best.weights)
     chosen = _measured(run, problem, model, run.folder / layout.EVALUATION)
-    weights = checkpoints.packed(model.state_dict())
+    weights = checkpoints.to_bytes(model.state_dict())
     write_whole(run.folder / layout.MODEL, weights)
     records, started = run.journal, read_json(run.folder / layout.RECIPE)
     rule = "last" if best.rule and not best.weights else run.recipe.selection  # no epoch competed

@@ -71,7 +71,7 @@ class Run:
             raise AtclError(f"{self.folder} has no model yet: the same `atcl train` command goes on with it")
         model = self.fresh_model(build)
         try:
-            model.load_state_dict(checkpoints.unpacked(path.read_bytes(), path))
+            model.load_state_dict(checkpoints.from_bytes(path.read_bytes(), path))
         except RuntimeError:
             raise AtclError(f"{path} holds the weights of another model than {self.recipe.model}") from None
         return model.to(resolve(device)).eval()

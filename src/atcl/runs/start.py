@@ -21,7 +21,7 @@ from atcl.data.images import as_float
 from atcl.datasets.labels import Given, weaken
 from atcl.datasets.sources import DATASETS
 from atcl.engine.engines import engine_of, room_to_compile, waits
-from atcl.engine.interleaving import together
+from atcl.engine.interleaving import interleave
 from atcl.recipes.catalogue import with_derived_weights
 from atcl.recipes.costs import passes
 from atcl.recipes.schema import OWN, Recipe
@@ -83,7 +83,7 @@ def train_together(specs: Sequence[RunSpec], execution: Execution | None = None,
     tasks = [_named(one, several) if len(runs) > 1 else one.steps() for one in runs]
     compiles = device.type == "cuda" or execution.engine == "compiled"
     with repeatable(execution.deterministic), room_to_compile(len(specs)) if compiles else nullcontext():
-        return together(tasks, device)
+        return interleave(tasks, device)
 
 
 def repeatable_form(wanted: Recipe) -> Recipe:
@@ -146,7 +146,7 @@ class _Start:
                 size,
                 deterministic=execution.deterministic,
                 waits=waiting,
-                say=watcher.notify,
+                notify=watcher.notify,
             )
             watcher.engine(f"{engine.about} on {self.device.type}")
             yield

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.attacks.pgd import Ascend, ascent, pgd
+from atcl.attacks.pgd import AttackStep, pgd, pgd_step
 from atcl.core.errors import AtclError
 from atcl.core.precisions import InBf16, multiplying
 from atcl.core.seeds import derive, forked_rng
 from atcl.data.images import as_float
 from atcl.data.weak import Batch, WeakData, shuffled
-from atcl.engine.attack_model import Twin, faithful_twin
+from atcl.engine.attack_model import AttackModel, faithful_attack_model
 from atcl.engine.engines import EAGER, Engine
 from atcl.losses import Targets, names_of
 from atcl.training.learner import Learner
@@ -29,12 +29,12 @@ class Snapshot:
 
     phase: Phase
     loss: float  # mean over the epoch
-    inside: float  # share of attacked training images whose prediction is a candidate
+    candidate_rate: float  # share of attacked training images whose prediction is a candidate
     agreement: float | None  # share of them whose prediction is the pseudo-label; None without pseudo-labels
     model: Module  # a frozen copy in eval mode
     memory: Tensor  # (n, K)
-    twin: Twin  # the same model in the attack's precision
-    ascend: Ascend  # one ascent of an attack, as the engine runs it
+    attack_model: AttackModel  # the same model in the attack's precision
+    attack_step: AttackStep  # one ascent of an attack, as the engine runs it
 
 
 Observer = Callable[[Snapshot], Iterator[None] | None]  # one that waits for the device pauses before, so that others can use it
@@ -54,29 +54,29 @@ def fitting(
     _check_labels(data, stage)
     precision = stage.precision.on(data.device)
     prior, some = data.prior(), as_float(data.images(data.some()))
-    twin = faithful_twin(learner.model, precision.attack, some, engine.say, compiles=engine.compiles)
+    attack_model = faithful_attack_model(learner.model, precision.attack, some, engine.notify, compiles=engine.compiles)
     model = InBf16(learner.model) if precision.update == "bf16" else learner.model
-    written = predicted, ascent, descent
-    quick = engine.part(predicted), engine.part(ascent), engine.part(descent)
-    follow = engine.part(Twin.follow)
+    written = predicted, pgd_step, loss_and_tally
+    quick = engine.part(predicted), engine.part(pgd_step), engine.part(loss_and_tally)
+    follow = engine.part(AttackModel.follow)
 
     def step(index: Tensor, steps: int, remember: bool) -> Tensor:
-        predict, ascend, descend = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
+        predict, attack_step, training_loss = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
         batch = data.batch(index, stage.augmentation, learner.rng)
-        follow(twin)
-        with multiplying(twin.kind):
+        follow(attack_model)
+        with multiplying(attack_model.kind):
             if remember:
-                _remember(learner.memory, batch, predict(twin, batch.x), stage.supervision)
+                _remember(learner.memory, batch, predict(attack_model, batch.x), stage.supervision)
             targets = _targets(learner, batch, data, prior, stage.supervision)
             adv = batch.x
             if steps:
-                climb = stage.objective.climb(twin, batch.x, targets)
+                attack_loss = stage.objective.attack_loss(attack_model, batch.x, targets)
                 adv = pgd(
-                    twin, batch.x, climb, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
-                    norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng, ascend=ascend,
+                    attack_model, batch.x, attack_loss, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
+                    norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng, attack_step=attack_step,
                 )  # fmt: skip
         with multiplying(precision.update):
-            loss, tally = descend(stage.objective, model, batch.x, adv, targets)
+            loss, tally = training_loss(stage.objective, model, batch.x, adv, targets)
             learner.optimizer.zero_grad()
             loss.backward()
             learner.optimizer.step()
@@ -86,7 +86,7 @@ def fitting(
     for epoch in range(learner.epoch + 1, stage.epochs + 1):
         phase = stage.phase(epoch)
         learner.turn(phase)
-        twin.eval()  # whatever an observer did to it
+        attack_model.eval()  # whatever an observer did to it
         learner.rng.manual_seed(derive(seed, epoch))
         torch.manual_seed(derive(seed, epoch, "global"))  # for dropout and other modules, which draw from the global generator
         totals = torch.zeros(4, device=data.device)
@@ -94,15 +94,15 @@ def fitting(
             totals += run(index, phase.budget.steps, phase.remember)
             yield
         learner.epoch = epoch
-        twin.follow()
-        snapshot = _snapshot(learner, phase, totals, stage, twin, quick[1])
+        attack_model.follow()
+        snapshot = _snapshot(learner, phase, totals, stage, attack_model, quick[1])
         for observe in observers:
             yield from observe(snapshot) or ()
 
 
-def descent(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+def loss_and_tally(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """Return the loss to descend, and (loss, inside, agreeing, images) summed over the batch, without waiting for the device."""
-    loss, logits = objective.descend(model, x, adv, targets)
+    loss, logits = objective.training_loss(model, x, adv, targets)
     return loss, _tally(loss, logits, targets)
 
 
@@ -125,7 +125,7 @@ def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
     return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
 
 
-def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin: Twin, ascend: Ascend) -> Snapshot:
+def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, attack_model: AttackModel, attack_step: AttackStep) -> Snapshot:
     """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
     loss, inside, agreeing, images = totals.tolist()
     finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())
@@ -135,7 +135,7 @@ def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, twin
             f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
         )
     agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None
-    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone(), twin, ascend)
+    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone(), attack_model, attack_step)
 
 
 def _check_labels(data: WeakData, stage: Stage) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import Module
 
-from atcl.attacks.pgd import Climb, divergence, kl
+from atcl.attacks.pgd import AttackLoss, divergence, kl
 from atcl.core.errors import pick
 from atcl.losses import LOSSES, Loss, Targets
 
@@ -18,11 +18,11 @@ class MinMax:
     loss: str = "log"
     """a name from `atcl list losses`"""
 
-    def climb(self, model: Module, x: Tensor, targets: Targets) -> Climb:
+    def attack_loss(self, model: Module, x: Tensor, targets: Targets) -> AttackLoss:
         loss = loss_of(self)
         return lambda logits: loss(logits, targets)
 
-    def descend(self, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    def training_loss(self, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         logits = model(adv)
         return loss_of(self)(logits, targets), logits
 
@@ -38,10 +38,10 @@ class Trades:
     weight: float = 1.0
     """1 / lambda: the weight of the divergence; 0 leaves the loss alone"""
 
-    def climb(self, model: Module, x: Tensor, targets: Targets) -> Climb:
+    def attack_loss(self, model: Module, x: Tensor, targets: Targets) -> AttackLoss:
         return divergence(model(x))
 
-    def descend(self, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    def training_loss(self, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         logits = model(adv)
         clean = model(x) if self.on == "clean" or self.weight else logits
         loss = loss_of(self)(clean if self.on == "clean" else logits, targets)

@@ -31,7 +31,7 @@ class Estimate:
     images: int
 
 
-def inside(logits: Tensor, held: WeakData) -> Tensor:
+def inside_candidates(logits: Tensor, held: WeakData) -> Tensor:
     """Return (n,): 1 where the prediction is a candidate."""
     return held.candidates.gather(1, logits.argmax(1, keepdim=True))[:, 0].float()
 
@@ -43,15 +43,15 @@ def scel(logits: Tensor, held: WeakData) -> Tensor:
 
 def ure(logits: Tensor, held: WeakData) -> Tensor:
     """Return (n,): the unbiased estimate of the cross-entropy (Ishida et al. 2019; for several labels Feng et al. 2020)."""
-    return unbiased(-logits.log_softmax(1), held)
+    return unbiased_accuracy(-logits.log_softmax(1), held)
 
 
 def accuracy(logits: Tensor, held: WeakData) -> Tensor:
     """Return (n,): the unbiased estimate of the accuracy; one image's value means nothing, their mean does."""
-    return 1 - unbiased(1 - F.one_hot(logits.argmax(1), held.classes).float(), held)
+    return 1 - unbiased_accuracy(1 - F.one_hot(logits.argmax(1), held.classes).float(), held)
 
 
-def unbiased(loss: Tensor, held: WeakData) -> Tensor:
+def unbiased_accuracy(loss: Tensor, held: WeakData) -> Tensor:
     """Return (n,) whose expectation over the complementary labels is the loss of the true class, from the loss of each class (n, K)."""
     if held.transition is not None and held.single:
         corrected: Tensor = loss @ torch.linalg.pinv(held.transition).T  # (n, K): what to count when j is the complementary label
@@ -65,7 +65,7 @@ def check_invertible(held: WeakData) -> None:
         raise AtclError("the transition matrix has no inverse, so held-out labels cannot tell how good a model is: set selection last and holdout 0")
 
 
-SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside, "scel": scel, "ure": ure, "accuracy": accuracy}
+SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside_candidates, "scel": scel, "ure": ure, "accuracy": accuracy}
 
 
 def judge(model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500) -> dict[str, Estimate]:
@@ -77,7 +77,7 @@ def judge(model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch
         f"{name}_{kind}": score(logits, held) for kind, logits in (("natural", natural), ("attacked", attacked)) for name, score in SCORES.items()
     }
     kept = natural.argmax(1) == attacked.argmax(1)
-    values |= {"withstands": inside(natural, held) * kept, "robust": accuracy(natural, held) * kept}
+    values |= {"withstands": inside_candidates(natural, held) * kept, "robust": accuracy(natural, held) * kept}
     hit = float(1 - (held.classes - 1) / (held.classes - held.candidates.sum(1)).double().mean())  # what one prediction that is ruled out counts
     worst = {"inside": 0.0, "withstands": 0.0, "accuracy": hit, "robust": hit}
     return {name: _estimate(value, worst.get(name.partition("_")[0])) for name, value in values.items()}

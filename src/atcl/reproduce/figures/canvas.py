@@ -13,7 +13,7 @@ from torch import Tensor
 
 from atcl.core.errors import AtclError
 from atcl.core.files import write_whole
-from atcl.reproduce.figures.plan import Curve, Panel
+from atcl.reproduce.figures.plan import Curve, FigurePanel
 from atcl.reproduce.figures.records import Mean
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ LINE, LETTER = 0.2, 0.07  # height of a line, width of a letter of the small pri
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPanel:
     """A panel with what was found for each of its curves."""
 
-    panel: Panel
+    panel: FigurePanel
     dataset: str  # which the runs were trained on
     curves: tuple[tuple[Curve, Mean | None], ...]
     seeds: int  # how many were asked for
 
 
 @dataclass(frozen=True)
-class Row:
+class ImageRow:
     """An image as it is and attacked in several ways, each with a caption."""
 
     images: tuple[Tensor, ...]  # (C, H, W) in [0, 1]
@@ -43,7 +43,7 @@ class Row:
     about: str
 
 
-def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
+def draw_curves(panels: Sequence[DrawnPanel], columns: int, note: str) -> "Figure":
     """Return a figure of curves with their standard errors; legends lie below the axes, never over a curve."""
     from matplotlib.figure import Figure
 
@@ -76,7 +76,7 @@ def draw_curves(panels: Sequence[Drawn], columns: int, note: str) -> "Figure":
     return figure
 
 
-def draw_images(rows: Sequence[Row], headings: Sequence[str], note: str) -> "Figure":
+def draw_images(rows: Sequence[ImageRow], headings: Sequence[str], note: str) -> "Figure":
     """Return a grid of images under headings, each image with its caption below it."""
     from matplotlib.figure import Figure
 
@@ -96,7 +96,7 @@ def draw_images(rows: Sequence[Row], headings: Sequence[str], note: str) -> "Fig
     return figure
 
 
-def curve_rows(panels: Sequence[Drawn]) -> list[tuple[object, ...]]:
+def curve_rows(panels: Sequence[DrawnPanel]) -> list[tuple[object, ...]]:
     """Return the data of a figure of curves, heading first."""
     rows: list[tuple[object, ...]] = [("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
     for one in panels:
@@ -107,7 +107,7 @@ def curve_rows(panels: Sequence[Drawn]) -> list[tuple[object, ...]]:
     return rows
 
 
-def save(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name: str) -> list[Path]:
+def save_figure(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name: str) -> list[Path]:
     """Write a figure as NAME.png and NAME.pdf and its data as NAME.csv, each whole; the same data give the same bytes."""
     from matplotlib import rc_context
 
@@ -145,7 +145,7 @@ def _alike(one: Mean, two: Mean) -> bool:
     return one.epochs == two.epochs and all(math.isclose(a, b, rel_tol=0.01, abs_tol=0.001) for a, b in zip(one.means, two.means, strict=True))
 
 
-def _entries(panels: Sequence[Drawn]) -> dict[str, Curve]:
+def _entries(panels: Sequence[DrawnPanel]) -> dict[str, Curve]:
     """Return the entries of a legend: each curve once, with how many seeds it lacks in those panels that show anything."""
     found: dict[str, tuple[Curve, set[int], int]] = {}  # label -> curve, seeds that were run for each panel, seeds that were asked for
     for one in [one for one in panels if _shows(one)] or panels:
@@ -174,11 +174,11 @@ def _handles(entries: Mapping[str, Curve]) -> "list[Line2D]":
     ]
 
 
-def _shows(one: Drawn) -> bool:
+def _shows(one: DrawnPanel) -> bool:
     return any(mean for _, mean in one.curves)
 
 
-def _draw_panel(one: Drawn, ax: "Axes") -> None:
+def _draw_panel(one: DrawnPanel, ax: "Axes") -> None:
     """Draw mean, band and, where asked for, single seeds; markers are staggered so that they do not hide each other."""
     panel = one.panel
     count = len(one.curves)

@@ -5,9 +5,9 @@ from functools import partial
 from itertools import starmap
 
 from atcl.losses import PAPER
-from atcl.recipes.defaults import Task
+from atcl.recipes.defaults import DatasetDefaults
 from atcl.recipes.schema import Recipe
-from atcl.reproduce.figures.plan import Curve, Drawing, Panel, Setting, Source, Words
+from atcl.reproduce.figures.plan import Curve, CurveSource, Drawing, FigurePanel, Setting, Words
 from atcl.reproduce.figures.records import Points
 from atcl.reproduce.figures.style import SERIES, STYLES
 
@@ -28,24 +28,24 @@ def loss_label(name: str) -> str:
 
 
 def _accuracy(label: str, method: str, **more: object) -> Curve:
-    return Curve(label, Source(method), "test_pgd20", **more)  # type: ignore[arg-type]
+    return Curve(label, CurveSource(method), "test_pgd20", **more)  # type: ignore[arg-type]
 
 
-def _accuracies(title: str, curves: Iterable[Curve], dataset: str = "kuzushiji") -> Panel:
+def _accuracies(title: str, curves: Iterable[Curve], dataset: str = "kuzushiji") -> FigurePanel:
     """Return a panel of robust accuracies, on an axis where one at chance looks like it."""
-    return Panel(title, "PGD20 test accuracy (%)", tuple(curves), dataset, least=50.0)
+    return FigurePanel(title, "PGD20 test accuracy (%)", tuple(curves), dataset, least=50.0)
 
 
-def _failure(setting: Setting) -> tuple[Panel, ...]:
+def _failure(setting: Setting) -> tuple[FigurePanel, ...]:
     direct = [_accuracy(loss_label(loss), _direct(loss)) for loss in PAPER]
     return (
         _accuracies("(a) direct LOG and two-stage", (_accuracy("LOG", "direct-log"), _accuracy("two-stage", "two-stage-test-teacher"))),
         _accuracies("(b) other complementary losses", direct),
-        _accuracies("(c) other ways to train LOG", _tricks(setting.tasks["kuzushiji"])),
+        _accuracies("(c) other ways to train LOG", _tricks(setting.defaults["kuzushiji"])),
     )
 
 
-def _tricks(task: Task) -> tuple[Curve, ...]:
+def _tricks(task: DatasetDefaults) -> tuple[Curve, ...]:
     # Paper: does not list its alternatives; these are ours.
     other = "adam" if task.optimizer.__class__.__name__ == "Sgd" else "sgd"
     lr = task.direct_lr.get("log", task.lr)
@@ -58,107 +58,107 @@ def _tricks(task: Task) -> tuple[Curve, ...]:
         (f"batches of {task.batch_size // 4}", "direct-log", ("--stages.0.batch_size", str(task.batch_size // 4))),
     )
     return tuple(
-        Curve(label, Source(method, partial(_same, words)), "test_pgd20", style) for (label, method, words), style in zip(trials, SERIES, strict=True)
+        Curve(label, CurveSource(method, partial(_same, words)), "test_pgd20", style) for (label, method, words), style in zip(trials, SERIES, strict=True)
     )
 
 
-def _gradients(setting: Setting) -> tuple[Panel, ...]:
+def _gradients(setting: Setting) -> tuple[FigurePanel, ...]:
     runs = {"oracle": "oracle", "LOG": "direct-log", "warm-up + PLA": "warmup-pla-fixed"}
     kinds = (
         ("(a) variance of gradient directions", "trace of the covariance (0 to 1)", "gradient.variance", False),
         ("(b) last layer", "L2 norm of the gradient", "gradient.last_norm", True),
         ("(c) first layer", "L2 norm of the gradient", "gradient.first_norm", True),
     )
-    return tuple(Panel(title, y, tuple(Curve(label, Source(run), key) for label, run in runs.items()), log=log) for title, y, key, log in kinds)
+    return tuple(FigurePanel(title, y, tuple(Curve(label, CurveSource(run), key) for label, run in runs.items()), log=log) for title, y, key, log in kinds)
 
 
-def _attack_panels(names: Iterable[str], metrics: Iterable[str], dataset: str = "kuzushiji", head: str = "") -> tuple[Panel, ...]:
+def _attack_panels(names: Iterable[str], metrics: Iterable[str], dataset: str = "kuzushiji", head: str = "") -> tuple[FigurePanel, ...]:
     """Return a panel for each metric: attacks on the oracle through each loss, and where it says something, through the true label."""
     panels = []
     for metric in metrics:
         title, y = METRICS[metric]
         shown = [*names, *(["oracle"] if metric not in ("cosine", "l1") else [])]
         scale = 100.0 if metric == "lowered" else 1.0
-        curves = [Curve(_attack_label(name), Source("oracle"), f"attack.{name}.{metric}", scale=scale) for name in shown]
+        curves = [Curve(_attack_label(name), CurveSource("oracle"), f"attack.{name}.{metric}", scale=scale) for name in shown]
         if metric == "attacked":
-            curves.append(Curve("natural images", Source("oracle"), "attack.oracle.natural"))
-        panels.append(Panel(f"{head}{title}", y, tuple(curves), dataset))
+            curves.append(Curve("natural images", CurveSource("oracle"), "attack.oracle.natural"))
+        panels.append(FigurePanel(f"{head}{title}", y, tuple(curves), dataset))
     return tuple(panels)
 
 
-def _attacks(setting: Setting) -> tuple[Panel, ...]:
+def _attacks(setting: Setting) -> tuple[FigurePanel, ...]:
     return _attack_panels(("log", "pla"), ("cosine", "l1", "drop", "lowered"))
 
 
-def _attack_analysis(setting: Setting) -> tuple[Panel, ...]:
+def _attack_analysis(setting: Setting) -> tuple[FigurePanel, ...]:
     rows = [("mnist", "MNIST: "), ("kuzushiji", "Kuzushiji: ")]
-    heads = [(dataset, head if len(setting.tasks) > 1 else "") for dataset, head in rows]
+    heads = [(dataset, head if len(setting.defaults) > 1 else "") for dataset, head in rows]
     return tuple(panel for dataset, head in heads for panel in _attack_panels((*PAPER, "pla"), METRICS, dataset, head))
 
 
-def _instances(setting: Setting) -> tuple[Panel, ...]:
+def _instances(setting: Setting) -> tuple[FigurePanel, ...]:
     panels = []
     for metric in ("cosine", "l1", "drop", "attacked"):
         shown = [*PAPER, "pla", *(["oracle"] if metric not in ("cosine", "l1") else [])]
         for number in range(4):
-            curves = tuple(Curve(_attack_label(name), Source("oracle"), f"instance.{name}.{metric}", part=number) for name in shown)
-            panels.append(Panel(f"image {number + 1}", METRICS[metric][1], curves, seeds=1))
+            curves = tuple(Curve(_attack_label(name), CurveSource("oracle"), f"instance.{name}.{metric}", part=number) for name in shown)
+            panels.append(FigurePanel(f"image {number + 1}", METRICS[metric][1], curves, seeds=1))
     return tuple(panels)
 
 
-def _gradient_norms(setting: Setting) -> tuple[Panel, ...]:
+def _gradient_norms(setting: Setting) -> tuple[FigurePanel, ...]:
     runs = {"oracle": "oracle", **{loss_label(loss): _direct(loss) for loss in PAPER}}
     return tuple(
-        Panel(f"{label}, {layer} layer", "L2 norm of the gradient", (Curve(label, Source(run), f"gradient.{layer}_norm"),), log=True, singles=True)
+        FigurePanel(f"{label}, {layer} layer", "L2 norm of the gradient", (Curve(label, CurveSource(run), f"gradient.{layer}_norm"),), log=True, singles=True)
         for layer in ("last", "first")
         for label, run in runs.items()
     )
 
 
-def _ablation(setting: Setting) -> tuple[Panel, ...]:
-    task = setting.tasks["kuzushiji"]
+def _ablation(setting: Setting) -> tuple[FigurePanel, ...]:
+    task = setting.defaults["kuzushiji"]
     schedule = (
-        Curve("epsilon, share of the full", Source("warmup-pla"), "", STYLES["warm-up"], planned=_strength),
-        Curve("gamma", Source("warmup-pla"), "", STYLES["PLA"], planned=_gamma),
+        Curve("epsilon, share of the full", CurveSource("warmup-pla"), "", STYLES["warm-up"], planned=_strength),
+        Curve("gamma", CurveSource("warmup-pla"), "", STYLES["PLA"], planned=_gamma),
     )
     parts = {"LOG": "direct-log", "warm-up": "warmup", "PLA": "pla", "warm-up + PLA": "warmup-pla"}
     spans = [round(task.scheduling * share) for share in (0.2, 0.6, 1.0, 1.4)]  # Paper: does not list its values; these are ours
     lengths = tuple(
-        Curve(f"E_s = {span}", Source("warmup-pla", partial(_within, span)), "test_pgd20", style) for span, style in zip(spans, SERIES, strict=False)
+        Curve(f"E_s = {span}", CurveSource("warmup-pla", partial(_within, span)), "test_pgd20", style) for span, style in zip(spans, SERIES, strict=False)
     )
     return (
-        Panel("(a) schedules", "share of the maximum (0 to 1)", schedule),
-        _accuracies("(b) without either part" + (", Kuzushiji" if len(setting.tasks) > 1 else ""), starmap(_accuracy, parts.items())),
+        FigurePanel("(a) schedules", "share of the maximum (0 to 1)", schedule),
+        _accuracies("(b) without either part" + (", Kuzushiji" if len(setting.defaults) > 1 else ""), starmap(_accuracy, parts.items())),
         _accuracies("(c) without either part, CIFAR-10", starmap(_accuracy, parts.items()), "cifar10"),
         _accuracies("(d) epochs of scheduling", lengths),
     )
 
 
-def _images(setting: Setting) -> tuple[Panel, ...]:
-    heads = {"mnist": "MNIST", "kuzushiji": "Kuzushiji" if len(setting.tasks) > 1 else "8x8 digits"}
-    return tuple(Panel(head, "", (Curve("oracle", Source("oracle"), "loss"),), dataset, seeds=1) for dataset, head in heads.items())
+def _images(setting: Setting) -> tuple[FigurePanel, ...]:
+    heads = {"mnist": "MNIST", "kuzushiji": "Kuzushiji" if len(setting.defaults) > 1 else "8x8 digits"}
+    return tuple(FigurePanel(head, "", (Curve("oracle", CurveSource("oracle"), "loss"),), dataset, seeds=1) for dataset, head in heads.items())
 
 
-def _label_number(setting: Setting) -> tuple[Panel, ...]:
+def _label_number(setting: Setting) -> tuple[FigurePanel, ...]:
     counts = (1, 3, 5, 7)
     curves = tuple(
-        Curve(f"{count} label{'s' * (count > 1)}", Source("direct-log", partial(_labels, count)), "test_pgd20", style)
+        Curve(f"{count} label{'s' * (count > 1)}", CurveSource("direct-log", partial(_labels, count)), "test_pgd20", style)
         for count, style in zip(counts, SERIES[1:], strict=False)
     )
     return (_accuracies("direct LOG with several complementary labels", (*curves, _accuracy("oracle", "oracle"))),)
 
 
-def _one(title: str, methods: dict[str, str]) -> Callable[[Setting], tuple[Panel, ...]]:
+def _one(title: str, methods: dict[str, str]) -> Callable[[Setting], tuple[FigurePanel, ...]]:
     return lambda setting: (_accuracies(title, starmap(_accuracy, methods.items())),)
 
 
-def _pseudo_labels(setting: Setting) -> tuple[Panel, ...]:
+def _pseudo_labels(setting: Setting) -> tuple[FigurePanel, ...]:
     speeds = {"slow: ε grows over 50 epochs": "pseudo-labels-slow", "rapid: ε grows over 10 epochs": "pseudo-labels-rapid"}
     curves = tuple(
-        Curve(label, Source(method), "pseudo_label_accuracy", style, scale=100)
+        Curve(label, CurveSource(method), "pseudo_label_accuracy", style, scale=100)
         for (label, method), style in zip(speeds.items(), SERIES[::3], strict=True)
     )
-    return (Panel("accuracy of pseudo-labels", "right pseudo-labels (%)", curves),)
+    return (FigurePanel("accuracy of pseudo-labels", "right pseudo-labels (%)", curves),)
 
 
 def _direct(loss: str) -> str:
@@ -169,15 +169,15 @@ def _attack_label(name: str) -> str:
     return name if name == "oracle" else loss_label(name)
 
 
-def _same(words: Words, task: Task) -> Words:
+def _same(words: Words, task: DatasetDefaults) -> Words:
     return words
 
 
-def _labels(count: int, task: Task) -> Words:
+def _labels(count: int, task: DatasetDefaults) -> Words:
     return () if count == 1 else ("--labels.number", str(count))
 
 
-def _within(span: int, task: Task) -> Words:
+def _within(span: int, task: DatasetDefaults) -> Words:
     if span == task.scheduling:
         return ()
     last = task.opening + span // 2

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from atcl.analysis.attacks import attack_qualities, paper_climbs
-from atcl.analysis.observers import INSTANCES, Observers, probe, seed_of
+from atcl.analysis.attacks import attack_qualities, paper_attack_losses
+from atcl.analysis.observers import INSTANCES, Observers, attack_sample, seed_of
 from atcl.attacks.pgd import pgd
 from atcl.attacks.threat import Budget
 from atcl.core.seeds import generator
-from atcl.evaluation.attacks import cross_entropy
+from atcl.evaluation.attacks import cross_entropy_of
 from atcl.losses import PAPER
 from atcl.recipes.catalogue import with_derived_weights
-from atcl.reproduce.figures.canvas import Drawn, Row, curve_rows, draw_curves, draw_images, save
-from atcl.reproduce.figures.plan import Drawing, Need, Panel, Setting, curve_of
+from atcl.reproduce.figures.canvas import DrawnPanel, ImageRow, curve_rows, draw_curves, draw_images, save_figure
+from atcl.reproduce.figures.plan import Drawing, FigurePanel, Need, Setting, curve_of
 from atcl.reproduce.figures.records import Recorded
 from atcl.runs import layout
 from atcl.runs.problem import Problem
@@ -25,7 +25,7 @@ from atcl.runs.run import open_run
 from atcl.runs.spec import Execution
 from atcl.runs.start import problem_of, train
 
-TITLES = {"mnist": "MNIST", "kuzushiji": "Kuzushiji-MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
+FIGURE_TITLES = {"mnist": "MNIST", "kuzushiji": "Kuzushiji-MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
 Missing = set[tuple[object, int]]  # recipes and seeds
 
 
@@ -71,24 +71,24 @@ def make(
             mean, missing = curve_of(curve, panel, setting, runs)
             curves.append((curve, mean))
             lacking |= set(missing)
-        drawn.append(Drawn(panel, setting.tasks[panel.dataset].dataset, tuple(curves), len(setting.seeds[: panel.seeds])))
+        drawn.append(DrawnPanel(panel, setting.defaults[panel.dataset].dataset, tuple(curves), len(setting.seeds[: panel.seeds])))
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
     fewer = ", or as many of them as were run" if lacking else ""
     note = _note(setting, panels, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}")
-    return save(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
+    return save_figure(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
 
 
 def _make_images(
-    name: str, panels: Sequence[Panel], setting: Setting, runs: Sequence[Recorded], out: Path, data_dir: Path | None
+    name: str, panels: Sequence[FigurePanel], setting: Setting, runs: Sequence[Recorded], out: Path, data_dir: Path | None
 ) -> tuple[list[Path], Missing]:
     """Draw training images, natural and attacked through each loss, on the model of the first run of each panel."""
-    lacking, grid = Missing(), list[Row]()
+    lacking, grid = Missing(), list[ImageRow]()
     rows: list[tuple[object, ...]] = [("dataset", "image", "attack", "p_true", "l1_to_oracle", "cosine_to_oracle", "lowered")]
     headings = ("natural", "oracle", *(loss.upper() for loss in PAPER), "PLA")
     for panel in panels:
-        recipe, seed = panel.curves[0].source.recipe(setting.tasks[panel.dataset]), setting.seeds[0]
+        recipe, seed = panel.curves[0].source.recipe(setting.defaults[panel.dataset]), setting.seeds[0]
         like = (with_derived_weights(recipe), seed)  # however its weights were drawn: one run is shown, and no mean
         found = [one for one in runs if (with_derived_weights(one.recipe), one.seed) == like and (one.folder / layout.MODEL).exists()]
         if not found:
@@ -101,28 +101,28 @@ def _make_images(
     if not grid:
         return [], lacking
     note = _note(setting, panels, "attacks on the oracle's model; below each image the probability of its true class")
-    return save(draw_images(grid, headings, note), rows, out, name), lacking
+    return save_figure(draw_images(grid, headings, note), rows, out, name), lacking
 
 
-def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str) -> tuple[list[Row], list[tuple[object, ...]]]:
+def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str) -> tuple[list[ImageRow], list[tuple[object, ...]]]:
     """Return the rows of the grid and their numbers, for the images whose numbers onlookers keep one by one."""
-    x, candidates, true = (part[:INSTANCES] for part in probe(problem, seed))
-    climbs = paper_climbs(model, x, candidates)
-    quality = attack_qualities(model, x, climbs, true, budget, generator(x.device, seed, "images"))
+    x, candidates, true = (part[:INSTANCES] for part in attack_sample(problem, seed))
+    attack_losses = paper_attack_losses(model, x, candidates)
+    quality = attack_qualities(model, x, attack_losses, true, budget, generator(x.device, seed, "images"))
     made = {
         name: pgd(
-            model, x, climb, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start,
+            model, x, attack_loss, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start,
             rng=generator(x.device, seed, "images"),
         )
-        for name, climb in {"oracle": cross_entropy(true), **climbs}.items()
+        for name, attack_loss in {"oracle": cross_entropy_of(true), **attack_losses}.items()
     }  # fmt: skip
-    rows, numbers = list[Row](), list[tuple[object, ...]]()
+    rows, numbers = list[ImageRow](), list[tuple[object, ...]]()
     for number in range(len(x)):
         ruled_out = ", ".join(map(str, (~candidates[number]).nonzero()[:, 0].tolist()))
         about = f"{title}\nclass {int(true[number])}, not {ruled_out}"
         before = float(quality["oracle"].natural[number])
         after = [float(quality[name].attacked[number]) for name in made]
-        rows.append(Row((x[number], *(adv[number] for adv in made.values())), tuple(f"{value:.2f}" for value in (before, *after)), about))
+        rows.append(ImageRow((x[number], *(adv[number] for adv in made.values())), tuple(f"{value:.2f}" for value in (before, *after)), about))
         numbers.append((number + 1, "natural", before, "", "", ""))
         for name in made:
             one = quality[name]
@@ -132,7 +132,7 @@ def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: in
     return rows, numbers
 
 
-def _note(setting: Setting, panels: Sequence[Panel], text: str) -> str:
+def _note(setting: Setting, panels: Sequence[FigurePanel], text: str) -> str:
     """Return the heading: what the data are, and how they were put together."""
-    datasets = " and ".join(dict.fromkeys(TITLES[panel.dataset] for panel in panels))
+    datasets = " and ".join(dict.fromkeys(FIGURE_TITLES[panel.dataset] for panel in panels))
     return f"{setting.about or datasets}; {text}"

@@ -10,7 +10,7 @@ from atcl.attacks.threat import Budget
 from atcl.core.errors import AtclError
 from atcl.core.settings import overridden
 from atcl.recipes.catalogue import with_derived_weights
-from atcl.recipes.defaults import TASKS, Task
+from atcl.recipes.defaults import DEFAULTS, DatasetDefaults
 from atcl.recipes.methods import METHODS
 from atcl.recipes.schema import Recipe
 from atcl.reproduce.figures.records import Mean, Points, Recorded, mean_of
@@ -24,20 +24,20 @@ Words = tuple[str, ...]
 class Setting:
     """What the figures are drawn for: the paper's datasets, or small runs on the embedded digits."""
 
-    tasks: Mapping[str, Task]  # by the dataset that the paper's figure names
+    defaults: Mapping[str, DatasetDefaults]  # by the dataset that the paper's figure names
     seeds: tuple[int, ...]
     about: str = ""
 
     def has(self, dataset: str) -> bool:
         """Whether a panel for this dataset can be drawn."""
-        return dataset in self.tasks
+        return dataset in self.defaults
 
 
-PAPER_SETTING = Setting(TASKS, (1, 2, 3))
+PAPER_SETTING = Setting(DEFAULTS, (1, 2, 3))
 
 # A perceptron and a short schedule: a run takes seconds, and direct training fails as on larger data.
 SMALL = replace(
-    TASKS["digits"], model="mlp", epochs=30, two_stage=(12, 18), batch_size=64, opening=6, scheduling=16, remember_from=2,
+    DEFAULTS["digits"], model="mlp", epochs=30, two_stage=(12, 18), batch_size=64, opening=6, scheduling=16, remember_from=2,
     budget=Budget(epsilon=0.15, step_size=0.06, steps=5), lr=2e-3, natural_lr=2e-3,
 )  # fmt: skip
 
@@ -45,17 +45,17 @@ DIGITS_SETTING = Setting({"kuzushiji": SMALL}, (1, 2, 3), "small runs on 8x8 dig
 
 
 @dataclass(frozen=True)
-class Source:
+class CurveSource:
     """Which run a curve is read from: a method, and overrides that may depend on the task."""
 
     method: str
-    words: Callable[[Task], Words] = field(default=lambda task: ())
+    words: Callable[[DatasetDefaults], Words] = field(default=lambda task: ())
 
-    def name(self, task: Task) -> str:
+    def name(self, task: DatasetDefaults) -> str:
         """Return the name of the recipe."""
         return f"{task.dataset}/{self.method}"
 
-    def recipe(self, task: Task) -> Recipe:
+    def recipe(self, task: DatasetDefaults) -> Recipe:
         """Return the recipe on a task, with the overrides."""
         plain, words = METHODS[self.method](task), self.words(task)
         return _overridden(plain, words) if words else plain
@@ -66,7 +66,7 @@ class Curve:
     """One line of a panel."""
 
     label: str
-    source: Source
+    source: CurveSource
     key: str  # the number's name in the journal or in analysis.jsonl
     style: Style | None = None  # by default that of the label
     scale: float = 1.0
@@ -88,7 +88,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """Curves over epochs, on one dataset."""
 
     title: str
@@ -106,11 +106,11 @@ class Drawing:
     """A figure: panels in rows of `columns`."""
 
     about: str
-    panels: Callable[[Setting], tuple[Panel, ...]]
+    panels: Callable[[Setting], tuple[FigurePanel, ...]]
     columns: int = 3
     images: bool = False  # a grid of images instead, made with the model of each panel's first run
 
-    def drawable(self, setting: Setting) -> tuple[Panel, ...]:
+    def drawable(self, setting: Setting) -> tuple[FigurePanel, ...]:
         """Return the panels whose dataset the setting has."""
         return tuple(panel for panel in self.panels(setting) if setting.has(panel.dataset))
 
@@ -142,7 +142,7 @@ def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
     """Return the runs that figures ask for, each once, with all that any of them wants observed."""
     found: dict[tuple[Recipe, int], Need] = {}
     for panel in (panel for drawing in drawings for panel in drawing.drawable(setting)):
-        task = setting.tasks[panel.dataset]
+        task = setting.defaults[panel.dataset]
         for curve in panel.curves:
             if curve.planned:
                 continue
@@ -154,9 +154,9 @@ def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
     return list(found.values())
 
 
-def curve_of(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Recorded]) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
+def curve_of(curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded]) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
     """Return a curve over the seeds that were run, None where none was, and which recipes and seeds lack it."""
-    recipe = curve.source.recipe(setting.tasks[panel.dataset])
+    recipe = curve.source.recipe(setting.defaults[panel.dataset])
     if curve.planned:
         return mean_of([curve.planned(recipe)]), []
     made, before = (_points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe)))
@@ -164,7 +164,7 @@ def curve_of(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Record
     return (mean_of(found) if found else None), [(recipe, seed) for seed in lacking]
 
 
-def _points(curve: Curve, panel: Panel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe) -> tuple[list[Points], list[int]]:
+def _points(curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe) -> tuple[list[Points], list[int]]:
     """Return what each seed recorded, and the seeds that recorded nothing."""
     found, lacking = [], []
     for seed in setting.seeds[: panel.seeds]:

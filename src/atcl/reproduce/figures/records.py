@@ -58,7 +58,7 @@ def mean_of(singles: Sequence[Points]) -> Mean:
     return Mean(tuple(epochs), tuple(map(statistics.fmean, columns)), tuple(errors), tuple(singles))
 
 
-def recorded_in(runs: Path, results: Path, say: Callable[[str], None]) -> list[Recorded]:
+def recorded_in(runs: Path, results: Path, notify: Callable[[str], None]) -> list[Recorded]:
     """Return every finished run below a folder of runs, and every result of the ledger; what cannot be read is named and passed over."""
     found = []
     for read, paths in ((_of_run, sorted(runs.rglob(layout.RECIPE))), (_of_result, sorted(results.rglob(layout.RESULT)))):
@@ -66,7 +66,7 @@ def recorded_in(runs: Path, results: Path, say: Callable[[str], None]) -> list[R
             try:
                 found += list(read(path))
             except (AtclError, KeyError, TypeError, ValueError) as error:
-                say(f"{path} is passed over: {str(error).splitlines()[0]}")
+                notify(f"{path} is passed over: {str(error).splitlines()[0]}")
     return found
 
 

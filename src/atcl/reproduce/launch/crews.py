@@ -21,7 +21,7 @@ from atcl.core.files import is_held
 from atcl.core.journal import read
 from atcl.datasets.sources import data_folder
 from atcl.loggers.progress import clock
-from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Done, Failed, Outcome, Taken
 from atcl.reproduce.ledger import Job
 from atcl.runs import layout
@@ -30,11 +30,11 @@ RETRIES = 2  # times that a run goes on after its worker died
 PAUSE = 1.0  # seconds between two looks at what is running
 LATE = 60.0  # seconds that a file of another machine may take to be seen here
 
-T = TypeVar("T", bound=Hashable)
+_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Terms:
+class LaunchOptions:
     """What is asked of any place."""
 
     device: str = "auto"
@@ -51,7 +51,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Workers that are ready to take jobs."""
 
     device: str  # what each is told to use
@@ -61,38 +61,38 @@ class Crew:
     fill: Callable[[Sequence[Job], Console], None]  # carries jobs out
 
 
-class Place(Protocol):
+class Launcher(Protocol):
     """Somewhere that runs can be carried out; its fields are its own options."""
 
-    def open(self, terms: Terms) -> AbstractContextManager[Crew]:
+    def open(self, options: LaunchOptions) -> AbstractContextManager[WorkerPool]:
         """Get hold of a crew, for a while."""
 
 
-class Team(Protocol[T]):
+class Executor(Protocol[_T]):
     """How `spread` deals with the workers of a place."""
 
     room: int  # jobs that it takes at a time
 
-    def start(self, jobs: Sequence[Job]) -> list[T]:
+    def start(self, jobs: Sequence[Job]) -> list[_T]:
         """Hand jobs out, at once: a Ctrl-C is put off meanwhile."""
 
-    def wait(self, tasks: Sequence[T], seconds: float) -> None:
+    def wait(self, tasks: Sequence[_T], seconds: float) -> None:
         """Return when one of them ends, or after a while."""
 
-    def outcome(self, task: T) -> Outcome | None:
+    def outcome(self, task: _T) -> Outcome | None:
         """Return how one ended; None while it goes on."""
 
-    def stop(self, tasks: Sequence[T]) -> None:
+    def stop(self, tasks: Sequence[_T]) -> None:
         """End them."""
 
 
-def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
+def run_jobs(jobs: Sequence[Job], executor: Executor[_T], bar: JobsProgress) -> None:
     """Carry all jobs out, each once, and tell of each.
 
     A worker that dies loses nothing but time: its run goes on in another, `RETRIES` times at most. An error before anything is trained ends all,
     as it would end the others; a later one, or someone who cancels a job, ends its own run, and is raised when the others are done.
     """
-    waiting, aside, running = deque(dict.fromkeys(jobs)), list[Job](), dict[T, Job]()
+    waiting, aside, running = deque(dict.fromkeys(jobs)), list[Job](), dict[_T, Job]()
     deaths, errors = Counter[Job](), list[str]()
     looked = time.perf_counter()
     try:
@@ -101,16 +101,16 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
                 looked, free = time.perf_counter(), [job for job in aside if not is_held(job.folder)]
                 waiting.extend(free)
                 aside = [job for job in aside if job not in free]
-            if ready := _next(waiting, team.room - len(running), bar):
-                with undisturbed():  # what is handed out and not yet noted would not be stopped
-                    running.update(zip(team.start(ready), ready, strict=True))
+            if ready := _next(waiting, executor.room - len(running), bar):
+                with interrupts_delayed():  # what is handed out and not yet noted would not be stopped
+                    running.update(zip(executor.start(ready), ready, strict=True))
             if running:
-                team.wait(list(running), PAUSE)
+                executor.wait(list(running), PAUSE)
             elif aside:
                 time.sleep(PAUSE)
             bar.look()
             for task in list(running):
-                match team.outcome(task):
+                match executor.outcome(task):
                     case None:
                         continue
                     case Done(seconds):
@@ -140,13 +140,13 @@ def spread(jobs: Sequence[Job], team: Team[T], bar: Together) -> None:
                         bar.note(errors[-1])
                 running.pop(task, None)
     finally:
-        team.stop(list(running))
+        executor.stop(list(running))
     if errors:
         raise AtclError("; ".join(errors))
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def interrupts_delayed() -> Iterator[None]:
     """Put a Ctrl-C off until the block is done; a handler does it, since a blocked signal would reach another thread."""
     if threading.current_thread() is not threading.main_thread():  # no other is ever interrupted
         yield
@@ -161,7 +161,7 @@ def undisturbed() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _next(waiting: deque[Job], room: int, bar: Together) -> list[Job]:
+def _next(waiting: deque[Job], room: int, bar: JobsProgress) -> list[Job]:
     """Take as many jobs as there is room for, leaving out what another machine has done meanwhile."""
     ready: list[Job] = []
     while waiting and len(ready) < room:
@@ -184,7 +184,7 @@ def _await(job: Job) -> None:
         time.sleep(0.1)
 
 
-def travelling(job: Job, device: str) -> Job:
+def portable_job(job: Job, device: str) -> Job:
     """Return the job as any machine with the same files understands it."""
     named = job.data_dir or os.environ.get("ATCL_DATA")
     data_dir = data_folder(job.data_dir).absolute() if named else None

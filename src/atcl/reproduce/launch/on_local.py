@@ -18,10 +18,10 @@ from atcl.core.device import free_memory, hardware, resolve
 from atcl.core.errors import AtclError
 from atcl.core.files import is_held
 from atcl.core.journal import Record
-from atcl.loggers.progress import Judging, Live, lives
-from atcl.reproduce.launch.crews import Crew, Terms, spread
-from atcl.reproduce.launch.progress import Together
-from atcl.reproduce.launch.working import Died, Outcome, measured, outcome_of, trained, work
+from atcl.loggers.progress import EvaluationProgress, RunProgress, progress_bars
+from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, run_jobs
+from atcl.reproduce.launch.progress import JobsProgress
+from atcl.reproduce.launch.working import Died, Outcome, evaluate_job, outcome_of, train_job, work
 from atcl.reproduce.ledger import Job
 from atcl.runs import layout
 from atcl.runs.spec import Execution, RunSpec
@@ -36,34 +36,34 @@ class Local:
     """This machine."""
 
     @contextmanager
-    def open(self, terms: Terms) -> Iterator[Crew]:
+    def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
         """Get hold of the cores, or of the GPU."""
-        target, cores = resolve(terms.device), len(os.sched_getaffinity(0))
+        target, cores = resolve(options.device), len(os.sched_getaffinity(0))
         strong = target.type == "cuda"
-        workers = terms.workers or (1 if strong else cores)
-        packs = strong and not terms.workers
+        workers = options.workers or (1 if strong else cores)
+        packs = strong and not options.workers
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             if workers == 1 or len(jobs) < 2:
-                with _threads(terms.threads or torch.get_num_threads()):
+                with _threads(options.threads or torch.get_num_threads()):
                     # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
-                    spread(jobs, OneByOne(console, len(jobs), packed(jobs) if packs and len(jobs) > 1 else []), Together(console, jobs))
+                    run_jobs(jobs, SerialExecutor(console, len(jobs), packs_of(jobs) if packs and len(jobs) > 1 else []), JobsProgress(console, jobs))
                 return
-            threads = terms.threads or max(1, min(torch.get_num_threads(), cores // workers))
-            with Together(console, jobs) as bar:
-                spread(jobs, SideBySide(workers, threads), bar)
+            threads = options.threads or max(1, min(torch.get_num_threads(), cores // workers))
+            with JobsProgress(console, jobs) as bar:
+                run_jobs(jobs, ProcessExecutor(workers, threads), bar)
 
-        yield Crew(terms.device, strong, hardware(target)["device"], workers, fill)
+        yield WorkerPool(options.device, strong, hardware(target)["device"], workers, fill)
 
 
 def train_packed(jobs: Sequence[Job], console: Console) -> None:
     """Train the runs of jobs on one GPU, a few together."""
-    packs = deque(packed(jobs))
+    packs = deque(packs_of(jobs))
     while packs:
         pack = packs.popleft()
         console.print(" + ".join(map(str, pack)), highlight=False, markup=False, soft_wrap=True)
         try:
-            with lives(console, [str(job) for job in pack]) as watchers:
+            with progress_bars(console, [str(job) for job in pack]) as watchers:
                 specs = [RunSpec(job.what.recipe, job.what.name, job.seed, job.folder) for job in pack]
                 train_together(specs, Execution(device=pack[0].device, data_dir=pack[0].data_dir), watchers)
         except torch.OutOfMemoryError:
@@ -76,7 +76,7 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
         free_memory()
 
 
-def packed(jobs: Sequence[Job]) -> list[list[Job]]:
+def packs_of(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
     groups: dict[tuple[object, ...], list[Job]] = {}
     for job in dict.fromkeys(jobs):
@@ -86,7 +86,7 @@ def packed(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 @dataclass
-class OneByOne:
+class SerialExecutor:
     """Runs in this process, each with its own live progress; those of a pack are trained together when the first of them is due."""
 
     console: Console
@@ -105,10 +105,10 @@ class OneByOne:
         return list(numbers)
 
     def _carry_out(self, job: Job) -> None:
-        with Live(self.console) as live:
-            done = trained(job, live)
-        with Judging(self.console) as judging:
-            measured(job, done, judging)
+        with RunProgress(self.console) as live:
+            done = train_job(job, live)
+        with EvaluationProgress(self.console) as judging:
+            evaluate_job(job, done, judging)
 
     def wait(self, tasks: Sequence[int], seconds: float) -> None:
         """Carry the jobs out."""
@@ -130,7 +130,7 @@ class OneByOne:
 
 
 @dataclass
-class SideBySide:
+class ProcessExecutor:
     """Runs in processes of their own."""
 
     room: int
@@ -180,7 +180,7 @@ class SideBySide:
             process.join()
 
 
-class Attached(Watcher):
+class ParentWatcher(Watcher):
     """Lets no process outlive the one that started it: the run would hold its folder."""
 
     def epoch(self, record: Record) -> None:
@@ -192,7 +192,7 @@ class Attached(Watcher):
 
 def _work(job: Job, threads: int, tell: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what there is to say
-    tell.send(work(job, threads, Attached()))
+    tell.send(work(job, threads, ParentWatcher()))
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError
-from atcl.reproduce.launch.crews import Crew, Terms, remote_device, remote_hardware, spread, travelling
-from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, portable_job, remote_device, remote_hardware, run_jobs
+from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
 
@@ -30,20 +30,20 @@ class Ray:
     """of the head, such as 10.0.0.1:6379, or local for a new one here; by default $RAY_ADDRESS, else one that runs on this machine, else local"""
 
     @contextmanager
-    def open(self, terms: Terms) -> Iterator[Crew]:
+    def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
         """Join the cluster, or start one on this machine, which ends with the command."""
         ray = _imported()
-        remote_device(terms.device, "cpu")  # a wrong one is refused before anything is started
+        remote_device(options.device, "cpu")  # a wrong one is refused before anything is started
         if joined := not ray.is_initialized():
             _join(ray, self.address)
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            device = remote_device(terms.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu")
-            strong, threads = device == "cuda", terms.threads or 1
-            fits = fitting(nodes, threads, strong)
+            device = remote_device(options.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu")
+            strong, threads = device == "cuda", options.threads or 1
+            fits = room_for(nodes, threads, strong)
             if strong and not fits and len(nodes) == 1:
                 resolve(device)  # a machine alone will get no GPU
-            workers = min(terms.workers, fits) if terms.workers and fits else terms.workers or max(fits, 1)
+            workers = min(options.workers, fits) if options.workers and fits else options.workers or max(fits, 1)
 
             def fill(jobs: Sequence[Job], console: Console) -> None:
                 nodes = len([node for node in ray.nodes() if node["Alive"]])
@@ -51,22 +51,22 @@ class Ray:
                 if not fits:
                     needs = "a GPU and " * strong + f"{threads} CPU{'s' * (threads > 1)}"
                     console.print(f"no machine of it has {needs} for a run now: the runs wait until one joins", highlight=False)
-                with Together(console, jobs) as bar:
-                    spread([travelling(job, device) for job in jobs], RayTasks(ray, terms.workers or ANY, threads, strong), bar)
+                with JobsProgress(console, jobs) as bar:
+                    run_jobs([portable_job(job, device) for job in jobs], RayExecutor(ray, options.workers or ANY, threads, strong), bar)
 
-            yield Crew(device, strong, remote_hardware(device), workers, fill)
+            yield WorkerPool(device, strong, remote_hardware(device), workers, fill)
         finally:
             if joined:
                 ray.shutdown()
 
 
-def fitting(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
+def room_for(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
     """Return how many runs fit on machines at a time; none is spread over two, so what they have in sum says nothing."""
     each = (min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes)
     return sum(each)
 
 
-class RayTasks:
+class RayExecutor:
     """Runs as tasks of Ray, which finds each a machine with a free GPU, or with as many free CPUs as it has threads."""
 
     def __init__(self, ray: Any, room: int, threads: int, strong: bool) -> None:

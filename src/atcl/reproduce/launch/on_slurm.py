@@ -14,8 +14,8 @@ from rich.console import Console
 
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError, pick
-from atcl.reproduce.launch.crews import Crew, Terms, remote_device, remote_hardware, spread, travelling
-from atcl.reproduce.launch.progress import Together
+from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, portable_job, remote_device, remote_hardware, run_jobs
+from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
 
@@ -49,30 +49,30 @@ class Slurm:
     """or local: submitit's processes on this machine, to try things out"""
 
     @contextmanager
-    def open(self, terms: Terms) -> Iterator[Crew]:
+    def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
         """Prepare the array; nothing is queued yet."""
-        submitit = None if terms.dry else _imported()
+        submitit = None if options.dry else _imported()
         pick(EXECUTORS, self.executor, "executor")
         if self.minutes < 1 or self.cpus < 0 or self.memory < 0:
             raise AtclError("a run needs at least one minute, and no negative number of CPUs or GB")
         here = self.executor == "local"
-        device = remote_device(terms.device, resolve("auto").type if here else "cuda")
-        threads = terms.threads or 1
+        device = remote_device(options.device, resolve("auto").type if here else "cuda")
+        threads = options.threads or 1
         fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
-        room = terms.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
-        if not (here or terms.dry) and shutil.which("srun") is None:
+        room = options.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
+        if not (here or options.dry) and shutil.which("srun") is None:
             raise AtclError("there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local")
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
-            executor = self._executor(submitit, device, threads, terms)
+            executor = self._executor(submitit, device, threads, options)
             console.print(f"what the jobs print lies in {executor.folder}", highlight=False, soft_wrap=True, markup=False)
-            with Together(console, jobs) as bar:
-                spread([travelling(job, device) for job in jobs], SlurmTasks(submitit, executor, room, threads, here), bar)
+            with JobsProgress(console, jobs) as bar:
+                run_jobs([portable_job(job, device) for job in jobs], SlurmExecutor(submitit, executor, room, threads, here), bar)
 
-        yield Crew(device, device == "cuda", remote_hardware(device), room, fill)
+        yield WorkerPool(device, device == "cuda", remote_hardware(device), room, fill)
 
-    def _executor(self, submitit: Any, device: str, threads: int, terms: Terms) -> Any:
-        folder = terms.runs.absolute() / "slurm"
+    def _executor(self, submitit: Any, device: str, threads: int, options: LaunchOptions) -> Any:
+        folder = options.runs.absolute() / "slurm"
         cpus = self.cpus or threads
         more = {key: value if equals else True for key, equals, value in (word.partition("=") for word in self.more)}
         try:
@@ -81,7 +81,7 @@ class Slurm:
                 name="atcl", timeout_min=self.minutes, cpus_per_task=cpus, mem_gb=self.memory or None,
                 gpus_per_node=1 if device == "cuda" and not self.gres else None, slurm_partition=self.partition, slurm_account=self.account,
                 slurm_qos=self.qos, slurm_constraint=self.constraint, slurm_gres=self.gres, slurm_setup=list(self.setup) or None,
-                slurm_array_parallelism=terms.workers or ARRAY, slurm_additional_parameters=more or None,
+                slurm_array_parallelism=options.workers or ARRAY, slurm_additional_parameters=more or None,
                 slurm_srun_args=[f"--cpus-per-task={cpus}"],  # which srun no longer takes over from sbatch
             )  # fmt: skip
         except OSError as error:
@@ -90,7 +90,7 @@ class Slurm:
 
 
 @dataclass
-class SlurmTasks:
+class SlurmExecutor:
     """Runs as jobs of an array."""
 
     submitit: Any

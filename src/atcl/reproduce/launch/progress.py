@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from atcl.core.journal import read
-from atcl.loggers.progress import Shown, clock
+from atcl.loggers.progress import ProgressBar, clock
 from atcl.recipes.costs import costs
 from atcl.reproduce.ledger import Job
 from atcl.runs import layout
 
 
-class Together(Shown):
+class JobsProgress(ProgressBar):
     """Several runs at once, read from their journals: how much of all is done, and how long the rest will take."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:

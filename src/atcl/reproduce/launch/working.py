@@ -56,19 +56,19 @@ Outcome = Done | Failed | Taken | Cancelled | Died
 WHY, TRACE = 8_000, 24_000  # bytes of an error that are told: all fits into a pipe of 64 KiB that no one reads yet
 
 
-def carry_out(job: Job, watcher: Watcher | None = None) -> None:
+def run_job(job: Job, watcher: Watcher | None = None) -> None:
     """Train and measure a run, or go on with one that was stopped, and put it into the ledger."""
-    measured(job, trained(job, watcher))
+    evaluate_job(job, train_job(job, watcher))
 
 
-def trained(job: Job, watcher: Watcher | None = None) -> Run:
+def train_job(job: Job, watcher: Watcher | None = None) -> Run:
     """Return the run of a job, trained to its end."""
     what = job.what
     execution = Execution(device=job.device, data_dir=job.data_dir)
     return train(what.recipe, name=what.name, seed=job.seed, out=job.folder, watcher=watcher, execution=execution)
 
 
-def measured(job: Job, done: Run, watch: Watch | None = None) -> None:
+def evaluate_job(job: Job, done: Run, watch: Watch | None = None) -> None:
     """Measure a trained run by what its job asks for, and put it into the ledger."""
     done.evaluate(job.attacks, device=job.device, data_dir=job.data_dir, watch=watch)  # it also looks for signs of false robustness
     store(done, job.path)
@@ -78,7 +78,7 @@ def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
     """Carry a job out in a process of its own; whatever happens is told as data, since an exception may not survive the way back."""
     torch.set_num_threads(threads)  # numbers on a CPU follow from the seed and from this
     # it may have waited long, and another machine may have made it
-    return outcome_of(lambda: carry_out(job, watcher) if job.lacks else None)
+    return outcome_of(lambda: run_job(job, watcher) if job.lacks else None)
 
 
 def outcome_of(carry: Callable[[], None]) -> Outcome:
