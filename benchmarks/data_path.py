@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import tyro
@@ -59,7 +60,9 @@ def main(options: Options) -> None:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (options.images, *wanted.shape), dtype=torch.uint8, generator=rng)
     complementary = torch.randint(0, classes, (options.images,), generator=rng)
-    data = WeakData(x, rule_out(options.images, classes, complementary)).to(device, room=0 if options.pinned else None)
+    data = WeakData(x, rule_out(options.images, classes, complementary)).to(
+        device, room=0 if options.pinned else None
+    )
     learner = Learner(MODELS[wanted.model](classes, wanted.shape), data, stage)
     steps: list[float] = []
 
@@ -75,12 +78,21 @@ def main(options: Options) -> None:
 
     with contextlib.suppress(Enough):
         fit(learner, data, stage, seed=0, engine=Timed())
-    shuffle = timed(lambda: list(shuffled(len(data), stage.batch_size, learner.rng)), device) / (len(data) / stage.batch_size)
-    indices = [index for index, _ in zip(shuffled(len(data), stage.batch_size, learner.rng), range(50), strict=False)]
-    batches = [timed(lambda index=index: data.batch(index, stage.augmentation, learner.rng), device) for index in indices]  # type: ignore[misc]
+    shuffle = timed(lambda: list(shuffled(len(data), stage.batch_size, learner.rng)), device) / (
+        len(data) / stage.batch_size
+    )
+    indices = [
+        index for index, _ in zip(shuffled(len(data), stage.batch_size, learner.rng), range(50), strict=False)
+    ]
+    batches = [
+        timed(partial(data.batch, index, stage.augmentation, learner.rng), device)
+        for index in indices
+    ]
     step, batch = statistics.median(steps[1:]), statistics.median(batches[5:]) + shuffle
     told = environment(device)
-    print(f"{options.recipe}, {len(data):,} images of {wanted.shape}, batch {stage.batch_size}, {stage.budget.steps} attack steps")
+    print(
+        f"{options.recipe}, {len(data):,} images of {wanted.shape}, batch {stage.batch_size}, {stage.budget.steps} attack steps"
+    )
     print(f"{told}")
     print(f"images lie on {data.x.device}{' (pinned)' if options.pinned else ''}")
     print(f"adversarial step {step:.2f} ms, of which the batch {batch:.3f} ms: {100 * batch / step:.2f}%")

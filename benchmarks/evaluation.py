@@ -60,7 +60,9 @@ def trained(options: Options, device: torch.device) -> nn.Module:
     torch.manual_seed(0)
     rng = torch.Generator(device).manual_seed(0)
     model = MODELS[options.model](data.classes, data.shape).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if options.model == "small_cnn" else 0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.05 if options.model == "small_cnn" else 0.01, momentum=0.9
+    )
     x, y = data.train.x.to(device), data.train.truth.labels.to(device)
     for step in range(options.steps):
         index = torch.randint(len(x), (256,), generator=rng, device=device)
@@ -70,7 +72,15 @@ def trained(options: Options, device: torch.device) -> nn.Module:
         def attack_loss(logits: Tensor, labels: Tensor = labels) -> Tensor:
             return F.cross_entropy(logits, labels)
 
-        adv = pgd(model, clean, attack_loss, epsilon=epsilon, step_size=2.5 * epsilon / options.attack_steps + 1e-6, steps=options.attack_steps, rng=rng)
+        adv = pgd(
+            model,
+            clean,
+            attack_loss,
+            epsilon=epsilon,
+            step_size=2.5 * epsilon / options.attack_steps + 1e-6,
+            steps=options.attack_steps,
+            rng=rng,
+        )
         loss = F.cross_entropy(model(adv), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -98,19 +108,38 @@ def main(options: Options) -> None:
 
     def ours(half: bool) -> Tensor:
         book = EvaluationCache(None, {})
-        found = withstood(model, part, threat, "autoattack", replace(ATTACKS["autoattack"], half=half), 0, options.batch_size, book)[0]
+        found = withstood(
+            model,
+            part,
+            threat,
+            "autoattack",
+            replace(ATTACKS["autoattack"], half=half),
+            0,
+            options.batch_size,
+            book,
+        )[0]
         steps = dict.fromkeys(step for step, _ in book.lines)
         passes["ours" if half else "ours without fp16"] = {
-            step: sum(line["seconds"] for (other, _), line in book.lines.items() if other == step) for step in steps
-        }  # fmt: skip
+            step: sum(line["seconds"] for (other, _), line in book.lines.items() if other == step)
+            for step in steps
+        }
         return found
 
     with torch.no_grad():
         natural = float((model(x).argmax(1) == y).float().mean())
-    told: dict[str, object] = {"options": {name: str(value) for name, value in asdict(options).items() if name != "out"}, "natural": 100 * natural}
-    calls: dict[str, Callable[[], Tensor]] = {f"plain, {size} at a time": partial(plain, size) for size in options.plain_batch_sizes}
+    told: dict[str, object] = {
+        "options": {name: str(value) for name, value in asdict(options).items() if name != "out"},
+        "natural": 100 * natural,
+    }
+    calls: dict[str, Callable[[], Tensor]] = {
+        f"plain, {size} at a time": partial(plain, size) for size in options.plain_batch_sizes
+    }
     seconds, verdicts = {}, {}
-    every: dict[str, Callable[[], Tensor]] = {**calls, "ours without fp16": partial(ours, False), "ours": partial(ours, True)}
+    every: dict[str, Callable[[], Tensor]] = {
+        **calls,
+        "ours without fp16": partial(ours, False),
+        "ours": partial(ours, True),
+    }
     for name, call in every.items():
         began = time.perf_counter()
         verdicts[name] = call()
@@ -120,16 +149,26 @@ def main(options: Options) -> None:
         print(f"{name}: {seconds[name]:.1f} s", flush=True)
     told |= {
         name: {
-            "seconds": seconds[name], "accuracy": 100 * float(right.float().mean()), "ratio": seconds[name] / seconds["ours"],
-            "verdicts_that_differ": int((right != verdicts["ours"]).sum()), "passes": passes.get(name),
-        } for name, right in verdicts.items()
-    }  # fmt: skip
-    if plains := list(calls):  # what the size of the batches alone changes, through the random numbers drawn for each
+            "seconds": seconds[name],
+            "accuracy": 100 * float(right.float().mean()),
+            "ratio": seconds[name] / seconds["ours"],
+            "verdicts_that_differ": int((right != verdicts["ours"]).sum()),
+            "passes": passes.get(name),
+        }
+        for name, right in verdicts.items()
+    }
+    if plains := list(
+        calls
+    ):  # what the size of the batches alone changes, through the random numbers drawn for each
         told["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
     if options.whole:
         began = time.perf_counter()
         whole = measure(model, test, threat, ["pgd20", "cw30"], batch_size=options.batch_size)
-        told["whole"] = {"images": len(test), "seconds": time.perf_counter() - began, **{name: one.accuracy for name, one in whole.items()}}
+        told["whole"] = {
+            "images": len(test),
+            "seconds": time.perf_counter() - began,
+            **{name: one.accuracy for name, one in whole.items()},
+        }
     told["environment"] = environment(device)
     print(json.dumps(told, indent=2))
     if options.out:

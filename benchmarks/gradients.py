@@ -31,12 +31,18 @@ def problem(device: torch.device, images: int) -> tuple[Module, Tensor, Targets]
     torch.nn.init.normal_(last, std=0.1, generator=rng)
     x = torch.rand(images, 1, 28, 28, generator=rng)
     complementary = torch.randint(10, (images,), generator=rng)
-    return model.to(device).eval(), x.to(device), Targets(~torch.nn.functional.one_hot(complementary, 10).bool().to(device))
+    return (
+        model.to(device).eval(),
+        x.to(device),
+        Targets(~torch.nn.functional.one_hot(complementary, 10).bool().to(device)),
+    )
 
 
 def vectorised(model: Module, x: Tensor, targets: Targets) -> float | None:
     """Return the trace by the library's way."""
-    return direction_variance(image_gradients(model, OBJECTIVE, x, x, targets, first_and_last(model)[0])).trace
+    return direction_variance(
+        image_gradients(model, OBJECTIVE, x, x, targets, first_and_last(model)[0])
+    ).trace
 
 
 def loop(model: Module, x: Tensor, targets: Targets) -> float:
@@ -71,9 +77,14 @@ def main() -> None:
     model, x, targets = problem(device, images)
     fast, slow = vectorised(model, x, targets), loop(model, x, targets)
     assert fast is not None
-    print(f"{hardware(device)['device']}, torch {torch.__version__}, {torch.get_num_threads()} threads, {images} images, SmallCNN, first layer")
+    print(
+        f"{hardware(device)['device']}, torch {torch.__version__}, {torch.get_num_threads()} threads, {images} images, SmallCNN, first layer"
+    )
     print(f"trace: vectorised {fast:.7f}, loop {slow:.7f}, apart by {abs(fast - slow):.1e}")
-    quick, slowly = seconds(lambda: vectorised(model, x, targets), device), seconds(lambda: loop(model, x, targets), device)
+    quick, slowly = (
+        seconds(lambda: vectorised(model, x, targets), device),
+        seconds(lambda: loop(model, x, targets), device),
+    )
     print(f"vectorised {1000 * quick:.1f} ms, loop {1000 * slowly:.1f} ms: {slowly / quick:.1f} times faster")
 
 

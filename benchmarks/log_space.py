@@ -29,19 +29,26 @@ LOSSES["softmax_then_log"] = replace(LOSSES["log"], of=softmax_then_log)
 def by_loss(wanted: Recipe, loss: str) -> Recipe:
     """Return a recipe that trains with LOG alone with another way to compute it."""
     if any(stage.objective != MinMax("log") for stage in wanted.stages):
-        raise SystemExit(f"a recipe on {wanted.dataset} that does not train with LOG alone has no other way to compute it")
+        raise SystemExit(
+            f"a recipe on {wanted.dataset} that does not train with LOG alone has no other way to compute it"
+        )
     return replace(wanted, stages=tuple(replace(stage, objective=MinMax(loss)) for stage in wanted.stages))
 
 
 def main() -> None:
     """Print what each seed's last model withstands, both ways."""
-    name, seeds = sys.argv[1] if len(sys.argv) > 1 else "digits/direct-log", range(1, 1 + int(sys.argv[2] if len(sys.argv) > 2 else 3))
+    name, seeds = (
+        sys.argv[1] if len(sys.argv) > 1 else "digits/direct-log",
+        range(1, 1 + int(sys.argv[2] if len(sys.argv) > 2 else 3)),
+    )
     wanted = recipe(name)
     for loss in ("log", "softmax_then_log"):
         for seed in seeds:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    found = train(by_loss(wanted, loss), name=name, seed=seed, out=Path(folder, "run")).result["last_epoch"]["metrics"]
+                    found = train(
+                        by_loss(wanted, loss), name=name, seed=seed, out=Path(folder, "run")
+                    ).result["last_epoch"]["metrics"]
                     told = ", ".join(f"{key} {one['accuracy']:.2f}" for key, one in found.items())
                 except AtclError as error:  # such as a loss that is not finite
                     told = str(error)

@@ -59,7 +59,9 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, list[float]]()
 
-    def timed(self, name: str, of: Callable[[ObserverContext], Values]) -> Callable[[ObserverContext], Values]:
+    def timed(
+        self, name: str, of: Callable[[ObserverContext], Values]
+    ) -> Callable[[ObserverContext], Values]:
         """Return a look that notes how long it took."""
 
         def look(context: ObserverContext) -> Values:
@@ -76,14 +78,19 @@ def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Pat
     (stage, *_), data = wanted.stages, problem.train
     run = Run(folder, "observed", 1, wanted, data.classes, wanted.shape)
     learner = Learner(run.fresh_model(), data, stage)
-    engine, observers = attach_observers(names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1)
+    engine, observers = attach_observers(
+        names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1
+    )
     over = [False]
 
     def mark(_: Snapshot) -> Iterator[None]:
         over[0] = True
         yield  # before the next epoch begins
 
-    steps, began = fitting(learner, data, stage, seed=1, engine=engine, observers=[*observers, mark]), now(data.device)
+    steps, began = (
+        fitting(learner, data, stage, seed=1, engine=engine, observers=[*observers, mark]),
+        now(data.device),
+    )
     for _ in steps:
         if over[0]:
             yield now(data.device) - began
@@ -95,7 +102,11 @@ def main(options: Options) -> None:
     if options.epochs <= SETTLED:
         raise SystemExit(f"give --epochs more than {SETTLED}: the first {SETTLED} do not count")
     device, wanted = resolve(options.device), recipe(options.recipe)
-    stage, problem, watch = wanted.stages[0], problem_of(wanted, 1, options.data_dir).to(device), Stopwatch(device)
+    stage, problem, watch = (
+        wanted.stages[0],
+        problem_of(wanted, 1, options.data_dir).to(device),
+        Stopwatch(device),
+    )
     for name in options.observe:
         OBSERVATIONS[name] = replace(OBSERVATIONS[name], of=watch.timed(name, OBSERVATIONS[name].of))
     with tempfile.TemporaryDirectory() as folder, forked_rng(), room_to_compile(2):
@@ -103,9 +114,16 @@ def main(options: Options) -> None:
         turns = list(islice(zip(*both, strict=True), options.epochs))[SETTLED:]
     alone, watched = (sum(times) / len(turns) for times in zip(*turns, strict=True))
     looks = {name: sum(times[SETTLED:]) / len(times[SETTLED:]) for name, times in watch.seconds.items()}
-    steps, about = watched - sum(looks.values()) - alone, environment(device)  # what notes in each step add to an epoch, and noise
-    print(f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}")
-    print(f"an epoch, mean of {len(turns)}: {alone:.3f} s alone; watched, without its looks, {1000 * steps:+.1f} ms")
+    steps, about = (
+        watched - sum(looks.values()) - alone,
+        environment(device),
+    )  # what notes in each step add to an epoch, and noise
+    print(
+        f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}"
+    )
+    print(
+        f"an epoch, mean of {len(turns)}: {alone:.3f} s alone; watched, without its looks, {1000 * steps:+.1f} ms"
+    )
     plan = planned_epochs(options.observe, stage, problem, device)
     for name, seconds in looks.items():
         print(f"a look at {name} {1000 * seconds:.1f} ms, {len(plan[name])} of them in {stage.epochs} epochs")

@@ -50,15 +50,24 @@ def shortened(wanted: Recipe, epochs: int, precision: Precision) -> Recipe:
     """Return a recipe of one stage with fewer epochs after its natural opening, in a precision; the last epoch is taken."""
     (stage,) = wanted.stages
     rise, fall, memory = stage.strength, stage.gamma, stage.supervision
-    if not (isinstance(rise, CosineRise) and isinstance(fall, LinearFall) and isinstance(memory, PseudoLabels) and rise.after == fall.after):
+    if not (
+        isinstance(rise, CosineRise)
+        and isinstance(fall, LinearFall)
+        and isinstance(memory, PseudoLabels)
+        and rise.after == fall.after
+    ):
         raise SystemExit("only a recipe of warm-up and pseudo-labels is shortened")
     if epochs <= rise.after:
         raise SystemExit(f"the natural opening takes {rise.after} epochs: give --epochs more")
     share = (epochs - rise.after) / (stage.epochs - rise.after)
     short = replace(
-        stage, epochs=epochs, precision=precision, strength=replace(rise, over=round(rise.over * share)),
-        gamma=replace(fall, over=round(fall.over * share)), supervision=replace(memory, last=rise.after + round((memory.last - rise.after) * share)),
-    )  # fmt: skip
+        stage,
+        epochs=epochs,
+        precision=precision,
+        strength=replace(rise, over=round(rise.over * share)),
+        gamma=replace(fall, over=round(fall.over * share)),
+        supervision=replace(memory, last=rise.after + round((memory.last - rise.after) * share)),
+    )
     return replace(wanted, stages=(short,), selection="last")
 
 
@@ -69,7 +78,14 @@ def compared(rows: dict[str, dict[str, Any]], reference: str) -> list[dict[str, 
         for name in MEASURED if way != reference else ():
             ours, theirs = (list(one["accuracies"][name].values()) for one in (row, rows[reference]))
             spread = statistics.mean([statistics.stdev(ours), statistics.stdev(theirs)])
-            told.append({"way": way, "name": name, "difference": statistics.mean(ours) - statistics.mean(theirs), "deviation": spread})
+            told.append(
+                {
+                    "way": way,
+                    "name": name,
+                    "difference": statistics.mean(ours) - statistics.mean(theirs),
+                    "deviation": spread,
+                }
+            )
     return told
 
 
@@ -79,25 +95,42 @@ def trained(short: Recipe, options: Options, device: torch.device) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         specs = [RunSpec.of(short, seed=seed, out=Path(folder, str(seed))) for seed in options.seeds]
         runs = train_together(specs, Execution(options.device, options.data_dir, options.engine))
-        found = {name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs} for name in MEASURED}
+        found = {
+            name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs}
+            for name in MEASURED
+        }
         first = runs[0].result
-    told = {"accuracies": found, "engine": first["engine"], "digest": first["digest"], "seconds": time.perf_counter() - began}
+    told = {
+        "accuracies": found,
+        "engine": first["engine"],
+        "digest": first["digest"],
+        "seconds": time.perf_counter() - began,
+    }
     return {**told, "environment": environment(device)}
 
 
 def main(options: Options) -> None:
     """Train what is not there yet, and print a line for each way and measure."""
     wanted, device, began = recipe(options.recipe), resolve(options.device), time.perf_counter()
-    rows: dict[str, dict[str, Any]] = read_json(options.out)["rows"] if options.out and options.out.exists() else {}
+    rows: dict[str, dict[str, Any]] = (
+        read_json(options.out)["rows"] if options.out and options.out.exists() else {}
+    )
     for way in options.ways:
         attack, update = way.split("/")
         short = shortened(wanted, options.epochs, Precision(attack, update))  # type: ignore[arg-type]
-        there = way in rows and rows[way]["digest"] == digest(short) and set(rows[way]["accuracies"]["natural"]) == {*map(str, options.seeds)}
+        there = (
+            way in rows
+            and rows[way]["digest"] == digest(short)
+            and set(rows[way]["accuracies"]["natural"]) == {*map(str, options.seeds)}
+        )
         if not there:
             if time.perf_counter() - began > options.limit:
                 raise SystemExit(f"{way} is not begun: the limit of {options.limit:.0f} seconds is over")
             rows[way] = trained(short, options, device)
-        told: dict[str, Any] = {"options": {name: str(value) for name, value in asdict(options).items() if name != "out"}, "rows": rows}
+        told: dict[str, Any] = {
+            "options": {name: str(value) for name, value in asdict(options).items() if name != "out"},
+            "rows": rows,
+        }
         reference = options.ways[-1]
         if reference in rows and len(rows) > 1 and len(options.seeds) > 1:
             told["compared"] = compared(rows, reference)
@@ -105,9 +138,14 @@ def main(options: Options) -> None:
             write_json(options.out, told)
         for name, accuracies in rows[way]["accuracies"].items():
             seeds = "  ".join(f"{seed}: {value:.2f}" for seed, value in accuracies.items())
-            print(f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  ({seeds}; {rows[way]['environment']['commit']})", flush=True)
+            print(
+                f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  ({seeds}; {rows[way]['environment']['commit']})",
+                flush=True,
+            )
     for one in told.get("compared", []):
-        print(f"{one['way']} - {reference}: {one['name']:8} {one['difference']:+.2f}, deviation of the seeds {one['deviation']:.2f}")
+        print(
+            f"{one['way']} - {reference}: {one['name']:8} {one['difference']:+.2f}, deviation of the seeds {one['deviation']:.2f}"
+        )
 
 
 if __name__ == "__main__":

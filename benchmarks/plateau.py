@@ -48,7 +48,9 @@ class Options:
 
 def in_precision(precision: Precision) -> Callable[[Recipe], Recipe]:
     """Return a change to another precision."""
-    return lambda wanted: replace(wanted, stages=tuple(replace(stage, precision=precision) for stage in wanted.stages))
+    return lambda wanted: replace(
+        wanted, stages=tuple(replace(stage, precision=precision) for stage in wanted.stages)
+    )
 
 
 def with_random_head(wanted: Recipe) -> Recipe:
@@ -102,13 +104,18 @@ class Noting(Watcher):
 
 def main(options: Options) -> None:
     """Train, and print for each variant when it leaves the plateau and where it ends."""
-    wanted = replace(recipe(options.recipe), selection="test_pgd20")  # so that each epoch looks at the test set
+    wanted = replace(
+        recipe(options.recipe), selection="test_pgd20"
+    )  # so that each epoch looks at the test set
     if len(wanted.stages) > 1:
         raise SystemExit("a plateau is that of a recipe of one stage")
     test = DATASETS[wanted.dataset](options.data_dir).test.truth
     constant = 100 * int(test.labels.bincount().max()) / len(test.labels)
     if options.epochs:
-        wanted = replace(wanted, stages=tuple(replace(stage, epochs=min(stage.epochs, options.epochs)) for stage in wanted.stages))
+        wanted = replace(
+            wanted,
+            stages=tuple(replace(stage, epochs=min(stage.epochs, options.epochs)) for stage in wanted.stages),
+        )
     if unknown := set(options.variants) - VARIANTS.keys():
         raise SystemExit(f"unknown variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     changed = {name: VARIANTS[name](wanted) for name in options.variants}
@@ -117,7 +124,11 @@ def main(options: Options) -> None:
 
     def write() -> None:
         if options.out:
-            told = {"recipe": options.recipe, "environment": environment(device), "seconds": time.perf_counter() - began}
+            told = {
+                "recipe": options.recipe,
+                "environment": environment(device),
+                "seconds": time.perf_counter() - began,
+            }
             write_json(options.out, {**told, "runs": {name: note.epochs for name, note in notes.items()}})
 
     with tempfile.TemporaryDirectory() as folder:
@@ -127,11 +138,15 @@ def main(options: Options) -> None:
                 notes[f"{name}:{seed}"] = note = Noting(constant, write)
                 specs.append(RunSpec(variant, options.recipe, seed, Path(folder, f"{name}-{seed}")))
         train_together(specs, Execution(options.device, options.data_dir), list(notes.values()))
-    print(f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s")
+    print(
+        f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s"
+    )
     for name, note in notes.items():
         last = note.epochs[-1]
         told = f"leaves the plateau in epoch {note.left:.0f}" if note.left else "does not leave the plateau"
-        print(f"{name:16} {told}; epoch {last['epoch']:.0f}: natural {last['test_natural']:.2f}, PGD20 {last['test_pgd20']:.2f}")
+        print(
+            f"{name:16} {told}; epoch {last['epoch']:.0f}: natural {last['test_natural']:.2f}, PGD20 {last['test_pgd20']:.2f}"
+        )
 
 
 if __name__ == "__main__":

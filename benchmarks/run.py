@@ -61,8 +61,15 @@ def data_like(wanted: Recipe) -> Problem:
     squares = torch.randint(0, 2, (10, wanted.shape[0], 4, 4), generator=rng)
     pictures = F.interpolate(255.0 * squares, size=wanted.shape[1:]).to(torch.uint8)
     labels = [torch.randint(0, 10, (size,), generator=rng) for size in SIZES[wanted.dataset]]
-    images = [pictures[true] // 2 + torch.randint(0, 128, (len(true), *wanted.shape), dtype=torch.uint8, generator=rng) for true in labels]
-    train = WeakData(images[0], rule_out(len(images[0]), 10, (labels[0] + torch.randint(1, 10, labels[0].shape, generator=rng)) % 10))
+    images = [
+        pictures[true] // 2
+        + torch.randint(0, 128, (len(true), *wanted.shape), dtype=torch.uint8, generator=rng)
+        for true in labels
+    ]
+    train = WeakData(
+        images[0],
+        rule_out(len(images[0]), 10, (labels[0] + torch.randint(1, 10, labels[0].shape, generator=rng)) % 10),
+    )
     return Problem(train, Truth(labels[0], 10), Split(images[1], Truth(labels[1], 10)))
 
 
@@ -76,7 +83,10 @@ def reckoned(records: list[Record], wanted: Recipe) -> tuple[float, dict[str, An
         seconds = [record["seconds"] for record in records if (record["steps"] == 0) == (phase == "natural")]
         if not seconds:
             continue
-        epochs = sum((stage.phase(epoch).budget.steps == 0) == (phase == "natural") for epoch in range(1, stage.epochs + 1))
+        epochs = sum(
+            (stage.phase(epoch).budget.steps == 0) == (phase == "natural")
+            for epoch in range(1, stage.epochs + 1)
+        )
         first, each = seconds[0], statistics.median(seconds[1:])
         total += first + (epochs - 1) * each
         told[phase] = {"epochs": epochs, "first_s": first, "each_s": each, "run": len(seconds)}
@@ -96,7 +106,10 @@ def main(options: Options) -> None:
     problem = data_like(wanted)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        specs = [RunSpec.of(short, name=options.recipe, seed=seed, out=Path(folder, str(seed)), problem=problem) for seed in options.seeds]
+        specs = [
+            RunSpec.of(short, name=options.recipe, seed=seed, out=Path(folder, str(seed)), problem=problem)
+            for seed in options.seeds
+        ]
         runs = train_together(specs, Execution(device=options.device, engine=options.engine))
         whole = time.perf_counter() - began
         spent = sum(record["seconds"] for record in runs[0].journal)
@@ -105,9 +118,15 @@ def main(options: Options) -> None:
         known = runs[0].journal[-1].get("test_natural")
     total = training + whole - spent
     told = {
-        "options": asdict(options) | {"out": None}, "environment": environment(device), "engine": engine, "phases": phases,
-        "outside_of_epochs_s": whole - spent, "total_s": total, "extrapolated": options.epochs is not None, "test_natural": known,
-    }  # fmt: skip
+        "options": asdict(options) | {"out": None},
+        "environment": environment(device),
+        "engine": engine,
+        "phases": phases,
+        "outside_of_epochs_s": whole - spent,
+        "total_s": total,
+        "extrapolated": options.epochs is not None,
+        "test_natural": known,
+    }
     print(json.dumps(told, indent=2))
     peak = f", peak {engine['peak_gpu_bytes'] / 2**30:.2f} GiB" if engine["peak_gpu_bytes"] else ""
     how = f"reckoned from {options.epochs} epochs of each phase" if options.epochs else "measured"

@@ -39,7 +39,13 @@ class Options:
 
     recipe: str = "kuzushiji/warmup-pla"
     """whose last stage is run at full strength, with the memory of predictions updated"""
-    ways: tuple[str, ...] = ("eager/fp32/fp32", "captured/fp32/fp32", "captured/tf32/tf32", "captured/bf16/tf32", "captured/bf16/bf16")
+    ways: tuple[str, ...] = (
+        "eager/fp32/fp32",
+        "captured/fp32/fp32",
+        "captured/tf32/tf32",
+        "captured/bf16/tf32",
+        "captured/bf16/bf16",
+    )
     """engine/precision of the attack/precision of the update"""
     together: tuple[int, ...] = ()
     """numbers of models trained at once in the last of the ways"""
@@ -65,10 +71,18 @@ def milliseconds(work: Callable[[], object], repeats: int, device: torch.device)
     return statistics.median(times)
 
 
-def problem(options: Options, device: torch.device) -> tuple[Stage, WeakData, Callable[[], torch.nn.Module], torch.Tensor]:
+def problem(
+    options: Options, device: torch.device
+) -> tuple[Stage, WeakData, Callable[[], torch.nn.Module], torch.Tensor]:
     """Return a stage at full strength, random data of the recipe's shape, a maker of models, and the complementary labels."""
     wanted = recipe(options.recipe)
-    stage = replace(wanted.stages[-1], strength=Constant(1.0), gamma=Constant(0.5), supervision=PseudoLabels(), epochs=10**6)
+    stage = replace(
+        wanted.stages[-1],
+        strength=Constant(1.0),
+        gamma=Constant(0.5),
+        supervision=PseudoLabels(),
+        epochs=10**6,
+    )
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (options.images, *wanted.shape), dtype=torch.uint8, generator=rng)
     complementary = torch.randint(0, 10, (options.images,), generator=rng)
@@ -86,7 +100,12 @@ def operations(stage: Stage, data: WeakData, build: Callable[[], torch.nn.Module
 def matrix_rate(device: torch.device) -> float:
     """Return the operations a second of a large bf16 matrix product on random numbers."""
     size = 8192 if device.type == "cuda" else 1024
-    one, two = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32) for _ in range(2))
+    one, two = (
+        torch.randn(
+            size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32
+        )
+        for _ in range(2)
+    )
     return 2 * size**3 / (milliseconds(lambda: one @ two, 10, device) / 1000)
 
 
@@ -121,7 +140,13 @@ def ours(options: Options, way: str, models: int, device: torch.device) -> dict[
     interleave([task(number == 0) for number in range(models)], device)
     peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else None
     step = statistics.median(times[6:]) / models
-    return {"way": way, "models": models, "ms": step, "peak_gib": peak, "warm_up_s": time.perf_counter() - began - sum(times[6:]) / 1000}
+    return {
+        "way": way,
+        "models": models,
+        "ms": step,
+        "peak_gib": peak,
+        "warm_up_s": time.perf_counter() - began - sum(times[6:]) / 1000,
+    }
 
 
 def main(options: Options) -> None:
@@ -130,14 +155,23 @@ def main(options: Options) -> None:
     device = resolve(options.device)
     stage, data, build, complementary = problem(options, device)
     about = f"{options.recipe}, batch {stage.batch_size}, {stage.budget.steps} attack steps, with the memory update"
-    told: dict[str, Any] = {"about": about, "options": asdict(options) | {"out": None}, "environment": environment(device)}
+    told: dict[str, Any] = {
+        "about": about,
+        "options": asdict(options) | {"out": None},
+        "environment": environment(device),
+    }
     rate, flops = matrix_rate(device), operations(stage, data, build)
     told |= {"flops": flops, "matrix_flops_per_second": rate, "limit_ms": 1000 * flops / rate, "rows": []}
     print(f"{told['about']}\n{told['environment']}")
     print(f"{flops / 1e9:.0f} GFLOP at {rate / 1e12:.1f} TFLOP/s: {told['limit_ms']:.2f} ms\n", flush=True)
     official = Official(
-        build().to(device), as_float(data.x.cpu()), complementary, stage.budget.epsilon, stage.budget.step_size, stage.budget.steps
-    )  # fmt: skip
+        build().to(device),
+        as_float(data.x.cpu()),
+        complementary,
+        stage.budget.epsilon,
+        stage.budget.step_size,
+        stage.budget.steps,
+    )
     index = torch.arange(stage.batch_size)
 
     kinds = ("tf32", "fp32") if device.type == "cuda" else ("fp32",)
@@ -153,13 +187,23 @@ def main(options: Options) -> None:
 
     heads = "".join(f"{f'official {kind}':>15} {'ratio':>7}" for kind in kinds)
     print(f"{'way':28} {'models':>6} {'ms':>9} {heads} {'of limit':>9} {'peak GiB':>9} {'warm-up s':>9}")
-    for way, models in [*((way, 1) for way in options.ways), *((options.ways[-1], number) for number in options.together)]:
+    for way, models in [
+        *((way, 1) for way in options.ways),
+        *((options.ways[-1], number) for number in options.together),
+    ]:
         if time.perf_counter() - began > options.limit:
             print(f"{way}: no time left")
             continue
-        first, row, second = theirs(), ours(options, way, models, device), theirs()  # before and after, since machines drift
+        first, row, second = (
+            theirs(),
+            ours(options, way, models, device),
+            theirs(),
+        )  # before and after, since machines drift
         official_ms = {kind: (first[kind] + second[kind]) / 2 for kind in kinds}
-        row |= {"official_ms": official_ms, "ratio": {kind: one / row["ms"] for kind, one in official_ms.items()}}
+        row |= {
+            "official_ms": official_ms,
+            "ratio": {kind: one / row["ms"] for kind, one in official_ms.items()},
+        }
         beside = "".join(f"{official_ms[kind]:15.2f} {row['ratio'][kind]:7.2f}" for kind in kinds)
         row["share_of_limit"] = told["limit_ms"] / row["ms"]
         told["rows"].append(row)

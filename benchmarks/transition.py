@@ -39,7 +39,9 @@ def accuracy(data: WeakData, seed: int) -> float:
     fit(learner, data, stage, seed=seed)
     test = digits().test
     with torch.no_grad():
-        return 100 * float((learner.refresh()(as_float(test.x)).argmax(1) == test.truth.labels).float().mean())
+        return 100 * float(
+            (learner.refresh()(as_float(test.x)).argmax(1) == test.truth.labels).float().mean()
+        )
 
 
 def spread(numbers: list[float]) -> str:
@@ -54,11 +56,16 @@ def row(name: str, source: Drawn, seeds: range) -> str:
     accuracies: dict[str, list[float]] = {kind: [] for kind in matrices}
     for seed in seeds:
         data = replace(weaken(digits().train, source, seed), transition=None)
-        for kind, matrix in (("uniform", uniform_transition(10)), ("estimated", estimated_transition(data, build, seed=seed)), ("used", true)):
+        for kind, matrix in (
+            ("uniform", uniform_transition(10)),
+            ("estimated", estimated_transition(data, build, seed=seed)),
+            ("used", true),
+        ):
             matrices[kind].append(matrix)
             accuracies[kind].append(accuracy(replace(data, transition=matrix), seed))
     errors = [
-        f"{mean(float((m - true).abs().mean()) for m in ms):.4f}, {max(float((m - true).abs().max()) for m in ms):.3f}" for ms in matrices.values()
+        f"{mean(float((m - true).abs().mean()) for m in ms):.4f}, {max(float((m - true).abs().max()) for m in ms):.3f}"
+        for ms in matrices.values()
     ]
     return " | ".join([f"| {name}", *errors[:2], *map(spread, accuracies.values())]) + " |"
 
@@ -67,7 +74,9 @@ def main() -> None:
     """Print the table of docs/labels.md."""
     torch.set_num_threads(1)
     seeds = range(1, 1 + int(sys.argv[1] if len(sys.argv) > 1 else 3))
-    print("| labels | error of the uniform matrix: mean, max | of the estimate | FORWARD, uniform | FORWARD, estimate | FORWARD, matrix used |")
+    print(
+        "| labels | error of the uniform matrix: mean, max | of the estimate | FORWARD, uniform | FORWARD, estimate | FORWARD, matrix used |"
+    )
     print("|---|---|---|---|---|---|")
     for name, source in SOURCES.items():
         print(row(name, source, seeds), flush=True)

@@ -14,15 +14,31 @@ from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIET = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--remote-debugging-pipe"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps", "--disable-extensions"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--hide-scrollbars",
+        "--remote-debugging-pipe",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-default-apps",
+        "--disable-extensions",
+    ),
 )
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 def found() -> str | None:
     """Return the path of a browser, None where there is none."""
-    return next((path for path in map(shutil.which, (os.environ.get("ATCL_BROWSER", ""), *NAMES)) if path), None)
+    return next(
+        (path for path in map(shutil.which, (os.environ.get("ATCL_BROWSER", ""), *NAMES)) if path), None
+    )
 
 
 class Browser:
@@ -34,9 +50,22 @@ class Browser:
         self.answers, ours = os.pipe()
         # the protocol lives on descriptors 3 and 4, which the shell puts there
         script = f'exec "$@" 3<&{theirs} 4>&{ours}'
-        command = ["bash", "-c", script, "bash", path, *QUIET, f"--user-data-dir={self.profile.name}", "about:blank"]
+        command = [
+            "bash",
+            "-c",
+            script,
+            "bash",
+            path,
+            *QUIET,
+            f"--user-data-dir={self.profile.name}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
-            command, pass_fds=(theirs, ours), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            pass_fds=(theirs, ours),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(theirs)
         os.close(ours)
@@ -51,7 +80,9 @@ class Browser:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.process.terminate()
         try:
             self.process.wait(10)
@@ -65,7 +96,12 @@ class Browser:
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a command and return its answer; events that come in between are kept."""
         self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters, **({"sessionId": self.session} if self.session else {})}
+        message = {
+            "id": self.number,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         os.write(self.to, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._next(60)
@@ -93,7 +129,10 @@ class Browser:
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file at a width, in a colour scheme, and wait until it is there."""
         self.size(width, height)
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.events.clear()
         self.ask("Page.navigate", url=path.resolve().as_uri())
         while not any(one["method"] == "Page.loadEventFired" for one in self.events):
@@ -102,7 +141,13 @@ class Browser:
 
     def size(self, width: int, height: int = 900) -> None:
         """Set the size of the window."""
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
 
     def settle(self) -> None:
         """Wait until what is due has been drawn."""
@@ -122,11 +167,17 @@ class Browser:
             told = one["params"]
             if one["method"] == "Runtime.exceptionThrown":
                 said.append(str(told["exceptionDetails"]))
-            elif one["method"] == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
+            elif one["method"] == "Runtime.consoleAPICalled" and told["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 said.append(str(told["args"]))
             elif one["method"] == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
                 said.append(str(told["entry"]))
-            elif one["method"] == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "data:")):
+            elif one["method"] == "Network.requestWillBeSent" and not told["request"]["url"].startswith(
+                ("file:", "data:")
+            ):
                 said.append(f"asked for {told['request']['url']}")
         return said
 
@@ -139,7 +190,9 @@ class Browser:
         """Press a key."""
         for _ in range(times):
             for kind in ("rawKeyDown", "keyUp"):
-                self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
+                self.ask(
+                    "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key]
+                )
         self.settle()
 
     def picture(self, path: Path, whole: bool = True) -> None:

@@ -45,7 +45,9 @@ def train(source: Path, out: Path, processes: int) -> None:
 
     def start(part: int) -> None:
         words = [sys.executable, "-W", "ignore", "-c", TRAIN, str(out), str(part), str(processes)]
-        subprocess.run(words, check=True, cwd=out, env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            words, check=True, cwd=out, env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        )
 
     out.mkdir()
     with ThreadPoolExecutor(processes) as pool:
@@ -74,7 +76,9 @@ def _timeless(record: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Compare two commits; exit code 1 where they differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("old")
     parser.add_argument("new", nargs="?")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -84,7 +88,9 @@ def main() -> int:
         for number, commit in enumerate((wanted.old, wanted.new)):
             tree, out = (Path(place, f"{kind}-{number}") for kind in ("tree", "runs"))
             if commit:
-                subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True)
+                subprocess.run(
+                    ["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True
+                )
             try:
                 train((tree if commit else ROOT) / "src", out, wanted.processes)
             finally:
@@ -98,7 +104,10 @@ def main() -> int:
         for key in old.get(name, {}) | new.get(name, {})
         if old.get(name, {}).get(key) != new.get(name, {}).get(key)
     ]
-    print("\n".join(differing) or f"{len(old)} runs: each line of journals and analyses, each measured number and all weights are the same")
+    print(
+        "\n".join(differing)
+        or f"{len(old)} runs: each line of journals and analyses, each measured number and all weights are the same"
+    )
     return bool(differing)
 
 

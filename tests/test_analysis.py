@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from atcl.analysis.attacks import attack_qualities, lowered_share, paper_attack_losses, sign_cosine, true_probability
+from atcl.analysis.attacks import (
+    attack_qualities,
+    lowered_share,
+    paper_attack_losses,
+    sign_cosine,
+    true_probability,
+)
 from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients, layer_norms
 from atcl.attacks.threat import Budget
 from atcl.core.errors import AtclError
@@ -17,7 +23,11 @@ from atcl.models import MODELS
 from atcl.training.objectives import MinMax, Objective, Trades
 from tests import tiny
 
-OBJECTIVES: list[Objective] = [*(MinMax(name) for name in LOSSES), Trades("scl_nl", "clean", 0.7), Trades("log", "adv", 0.0)]
+OBJECTIVES: list[Objective] = [
+    *(MinMax(name) for name in LOSSES),
+    Trades("scl_nl", "clean", 0.7),
+    Trades("log", "adv", 0.0),
+]
 
 
 def net() -> nn.Module:
@@ -33,7 +43,9 @@ def batch(n: int = 12) -> tuple[Tensor, Tensor, Targets]:
     return x, adv, Targets(~torch.nn.functional.one_hot(complementary, tiny.CLASSES).bool())
 
 
-def batch_gradient(model: nn.Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: tuple[str, ...]) -> Tensor:
+def batch_gradient(
+    model: nn.Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: tuple[str, ...]
+) -> Tensor:
     """The gradient of the batch's loss, the ordinary way."""
     loss, _ = objective.training_loss(model, x, adv, targets)
     found = torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in names])
@@ -52,16 +64,27 @@ def test_the_parts_of_the_images_add_up_to_the_gradient_of_the_batch(objective: 
     for names in first_and_last(model):
         parts = image_gradients(model, objective, x, adv, targets, names)
         assert parts.shape[0] == len(x)
-        torch.testing.assert_close(parts.sum(0), batch_gradient(model, objective, x, adv, targets, names), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            parts.sum(0), batch_gradient(model, objective, x, adv, targets, names), atol=1e-5, rtol=1e-4
+        )
 
 
-@pytest.mark.parametrize("name", [name for name in PAPER if name != "nn"])  # NN clamps risks of the batch: it has no loss of one image
+@pytest.mark.parametrize(
+    "name", [name for name in PAPER if name != "nn"]
+)  # NN clamps risks of the batch: it has no loss of one image
 def test_the_variance_is_that_of_a_slow_loop_over_single_images(name: str) -> None:
     model, (x, adv, targets) = net(), batch(32)
     first, _ = first_and_last(model)
     one_by_one = torch.stack(
         [
-            batch_gradient(model, MinMax(name), x[i : i + 1], adv[i : i + 1], replace(targets, candidates=targets.candidates[i : i + 1]), first)
+            batch_gradient(
+                model,
+                MinMax(name),
+                x[i : i + 1],
+                adv[i : i + 1],
+                replace(targets, candidates=targets.candidates[i : i + 1]),
+                first,
+            )
             for i in range(len(x))
         ]
     )
@@ -101,7 +124,12 @@ def test_dropouts_drop_by_masks_of_ones_own_where_a_generator_is_given() -> None
     hidden = torch.tanh(model.first(adv.flatten(1))) * one
     logits = model.last(torch.tanh(model.second(hidden)) * two * three)
     loss, _ = MinMax().training_loss(lambda images: logits, x, adv, targets)  # type: ignore[arg-type]
-    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in first])])
+    expected = torch.cat(
+        [
+            part.flatten()
+            for part in torch.autograd.grad(loss, [dict(model.named_parameters())[name] for name in first])
+        ]
+    )
     torch.testing.assert_close(dropped.sum(0), expected, atol=1e-6, rtol=1e-4)
 
 
@@ -121,14 +149,18 @@ def test_a_dropout_that_sees_something_else_than_images_drops_nothing() -> None:
     torch.manual_seed(0)
     model, (x, adv, targets) = Sequence().eval(), batch()
     first, _ = first_and_last(model)
-    both = [image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())]
+    both = [
+        image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())
+    ]
     assert torch.equal(*both)
 
 
 def test_without_dropout_a_generator_changes_nothing() -> None:
     model, (x, adv, targets) = MODELS["mlp"](tiny.CLASSES, tiny.SHAPE).eval(), batch()
     first, _ = first_and_last(model)
-    both = [image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())]
+    both = [
+        image_gradients(model, MinMax(), x, adv, targets, first, rng) for rng in (None, torch.Generator())
+    ]
     assert torch.equal(*both)
 
 
@@ -196,7 +228,9 @@ def test_the_guess_of_the_pseudo_label_attack_is_a_candidate() -> None:
     model, (x, _, _) = net(), batch()
     logits = model(x).detach()
     predicted = logits.argmax(1)
-    ruled_out = ~torch.nn.functional.one_hot(predicted, tiny.CLASSES).bool()  # what the model believes in is ruled out
+    ruled_out = ~torch.nn.functional.one_hot(
+        predicted, tiny.CLASSES
+    ).bool()  # what the model believes in is ruled out
     attack_loss = paper_attack_losses(model, x, ruled_out)["pla"]
     second = logits.scatter(1, predicted[:, None], -torch.inf).argmax(1)
     expected = LOSSES["log"](logits, Targets(ruled_out, 0.5, second))

@@ -137,7 +137,16 @@ def test_no_module_outgrows_its_one_idea() -> None:
     assert max(lengths.values()) <= 400, lengths
 
 
-LOADERS = {"cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}  # whose loading can run what a file says
+LOADERS = {
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "pickle",
+    "shelve",
+}  # whose loading can run what a file says
 
 
 def unsafe(source: str, module: str = "") -> list[str]:
@@ -145,26 +154,49 @@ def unsafe(source: str, module: str = "") -> list[str]:
     found = list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
             found += [name for name in names if name.partition(".")[0] in LOADERS]
             found += [
-                name.name for name in node.names if name.name in ("loadmat", "read_pickle", "load") and names[0] in ("numpy", "torch", "pandas")
+                name.name
+                for name in node.names
+                if name.name in ("loadmat", "read_pickle", "load")
+                and names[0] in ("numpy", "torch", "pandas")
             ]
-            found += ["loadmat"] if isinstance(node, ast.ImportFrom) and names[0].startswith("scipy.io") and module != "readers.py" else []
+            found += (
+                ["loadmat"]
+                if isinstance(node, ast.ImportFrom)
+                and names[0].startswith("scipy.io")
+                and module != "readers.py"
+                else []
+            )
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             given = {word.arg: ast.unparse(word.value) for word in node.keywords}
             if called in ("torch.load", "th.load") and given.get("weights_only") != "True":
                 found.append(called)
-            if called in ("np.load", "numpy.load", "np.lib.format.read_array") and given.get("allow_pickle") != "False":
+            if (
+                called in ("np.load", "numpy.load", "np.lib.format.read_array")
+                and given.get("allow_pickle") != "False"
+            ):
                 found.append(called)
-            if called.rpartition(".")[2] in ("read_pickle", "Unpickler") or called in ("scipy.io.loadmat", "eval", "exec", "__import__"):
+            if called.rpartition(".")[2] in ("read_pickle", "Unpickler") or called in (
+                "scipy.io.loadmat",
+                "eval",
+                "exec",
+                "__import__",
+            ):
                 found.append(called)
     return found
 
 
 def test_nothing_is_loaded_in_a_way_that_could_execute_code() -> None:
-    assert {path.name: found for path in SOURCE.rglob("*.py") if (found := unsafe(path.read_text(), path.name))} == {}
+    assert {
+        path.name: found for path in SOURCE.rglob("*.py") if (found := unsafe(path.read_text(), path.name))
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -181,5 +213,10 @@ def test_positive_control_what_could_execute_code_is_found(line: str) -> None:
 
 
 def test_what_cannot_execute_code_is_left_alone() -> None:
-    lines = ["torch.load(path, weights_only=True)", "np.load(path, allow_pickle=False)", "import pickletools", "safetensors.torch.load(content)"]
+    lines = [
+        "torch.load(path, weights_only=True)",
+        "np.load(path, allow_pickle=False)",
+        "import pickletools",
+        "safetensors.torch.load(content)",
+    ]
     assert unsafe("\n".join(lines)) == []

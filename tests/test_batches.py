@@ -28,7 +28,9 @@ def test_a_crop_is_a_shifted_window_of_the_padded_image(rng: Generator) -> None:
     padded = torch.nn.functional.pad(x, [2] * 4)
     offsets = set()
     for image, window in zip(padded, cropped, strict=True):
-        places = [(i, j) for i in range(5) for j in range(5) if torch.equal(image[:, i : i + 5, j : j + 7], window)]
+        places = [
+            (i, j) for i in range(5) for j in range(5) if torch.equal(image[:, i : i + 5, j : j + 7], window)
+        ]
         assert len(places) == 1
         offsets.add(places[0])
     assert len(offsets) == 25  # every shift occurs
@@ -49,7 +51,9 @@ def test_no_augmentation_draws_nothing_and_changes_nothing(rng: Generator) -> No
 
 
 def test_bytes_become_floats_in_the_unit_interval(rng: Generator) -> None:
-    data = WeakData(torch.tensor([0, 51, 255, 102], dtype=torch.uint8).view(4, 1, 1, 1), rule_out(4, 2, [0, 1, 0, 1]))
+    data = WeakData(
+        torch.tensor([0, 51, 255, 102], dtype=torch.uint8).view(4, 1, 1, 1), rule_out(4, 2, [0, 1, 0, 1])
+    )
     batch = data.batch(torch.tensor([2, 1]), Augmentation(), rng)
     torch.testing.assert_close(batch.x.flatten(), torch.tensor([1.0, 0.2]))
     assert torch.equal(batch.candidates, data.candidates[[2, 1]])
@@ -65,7 +69,9 @@ def test_parts_and_batches_in_order_keep_images_and_candidates_together() -> Non
     assert data.images(torch.tensor([3, 1])).flatten().tolist() == [3, 1]
     assert [len(one) for one in data.in_order(4)] == [4, 2]
     assert torch.equal(torch.cat(list(data.in_order(4))), as_float(x))
-    assert data.to(torch.device("cpu"), room=0).x.device.type == "cpu"  # without a GPU there is nowhere else to lie
+    assert (
+        data.to(torch.device("cpu"), room=0).x.device.type == "cpu"
+    )  # without a GPU there is nowhere else to lie
 
 
 class Indexed(Dataset[Any]):
@@ -113,7 +119,16 @@ def test_any_dataset_of_pairs_becomes_weak_data(kind: Callable[[list[Any]], Any]
         (list(torch.from_numpy(BYTES)[:, None].double() / 255), (BYTES[:, None] / 255).astype(np.float32)),
         (list(BYTES / 255), (BYTES[:, None] / 255).astype(np.float32)),
     ],
-    ids=["tensors", "arrays", "grey pictures", "pictures", "arrays of colours", "black and white", "floats", "arrays of floats"],
+    ids=[
+        "tensors",
+        "arrays",
+        "grey pictures",
+        "pictures",
+        "arrays of colours",
+        "black and white",
+        "floats",
+        "arrays of floats",
+    ],
 )
 def test_images_of_every_type_mean_the_same(images: list[Any], expected: np.ndarray[Any, Any]) -> None:
     data = from_torch_dataset(list(zip(images, [torch.tensor(1), np.int64(0)], strict=True)), classes=2)
@@ -130,7 +145,10 @@ def test_images_of_every_type_mean_the_same(images: list[Any], expected: np.ndar
         ((torch.zeros(1, 5, 4), []), "image 1 has no class ruled out"),
         ((torch.zeros(1, 5, 4), [0, 1, 2]), "image 1 has every class ruled out"),
         ((torch.zeros(1, 4, 5), 0), r"image 1: \(1, 4, 5\) torch.float32, but image 0 is \(1, 5, 4\)"),
-        ((torch.zeros(1, 5, 4, dtype=torch.uint8), 0), r"image 1: .* torch.uint8, but image 0 is .* torch.float32"),
+        (
+            (torch.zeros(1, 5, 4, dtype=torch.uint8), 0),
+            r"image 1: .* torch.uint8, but image 0 is .* torch.float32",
+        ),
         ((torch.full((1, 5, 4), 2.0), 0), r"image 1: images must be uint8, or floats in \[0, 1\]"),
         ((np.zeros((3, 5, 4)), 0), r"image 1: an array is \(H, W\), or \(H, W, channels\)"),
         ((Image.new("P", (4, 5)), 0), "image 1: an image of Pillow's mode P must be converted"),

@@ -20,11 +20,21 @@ from tests import tiny
 from tests.test_cli import SMALL
 
 
-def go(folder: Path, name: str = "digits/warmup-pla", watcher: Watcher | None = None, observe: tuple[str, ...] = ()) -> Run:
+def go(
+    folder: Path,
+    name: str = "digits/warmup-pla",
+    watcher: Watcher | None = None,
+    observe: tuple[str, ...] = (),
+) -> Run:
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
     return train(
-        recipe, out=folder, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=Execution(device="cpu", observing=Observers(observe, 2))
+        recipe,
+        out=folder,
+        problem=problem,
+        build=tiny.TinyNet,
+        watcher=watcher,
+        execution=Execution(device="cpu", observing=Observers(observe, 2)),
     )
 
 
@@ -46,7 +56,8 @@ def expected(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 def close_to(wanted: dict[str, list[tuple[int, float]]]) -> dict[str, object]:
     return {
-        name: [(step, pytest.approx(value, rel=1e-6)) for step, value in points] for name, points in wanted.items()
+        name: [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
+        for name, points in wanted.items()
     }  # events hold single precision
 
 
@@ -114,7 +125,9 @@ def test_the_flag_logs_also_a_run_that_is_finished(tmp_path: Path) -> None:
     assert logged(run) == close_to(expected(run))
 
 
-def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_tensorboard_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *SMALL]) == 2
     assert "pip install 'atcl[tensorboard]'" in capsys.readouterr().err

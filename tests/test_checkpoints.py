@@ -20,7 +20,14 @@ EPOCHS = RECIPE.stages[0].epochs
 
 
 def go(folder: Path) -> Run:
-    return train(RECIPE, seed=1, out=folder, problem=tiny.problem(RECIPE.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
+    return train(
+        RECIPE,
+        seed=1,
+        out=folder,
+        problem=tiny.problem(RECIPE.labels),
+        build=tiny.TinyNet,
+        execution=tiny.ON_CPU,
+    )
 
 
 @pytest.fixture
@@ -33,7 +40,10 @@ def stopped(tmp_path: Path) -> Path:
 
 
 def test_the_last_two_are_kept(stopped: Path) -> None:
-    assert [path.name.split("-")[3] for path in checkpoints.stored(stopped / "checkpoints")] == [f"{EPOCHS:04d}", f"{EPOCHS - 1:04d}"]
+    assert [path.name.split("-")[3] for path in checkpoints.stored(stopped / "checkpoints")] == [
+        f"{EPOCHS:04d}",
+        f"{EPOCHS - 1:04d}",
+    ]
 
 
 def damage(path: Path, how: str) -> None:
@@ -63,7 +73,9 @@ def test_a_damaged_one_is_named_and_the_one_before_it_used(stopped: Path, how: s
     again = checkpoints.newest(stopped / "checkpoints", pytest.fail)
     assert again is not None
     assert all(torch.equal(expected[name], again[name]) for name in expected)
-    assert [record["epoch"] for record in journal.read(stopped / "journal.jsonl")] == list(range(1, EPOCHS + 1))
+    assert [record["epoch"] for record in journal.read(stopped / "journal.jsonl")] == list(
+        range(1, EPOCHS + 1)
+    )
     assert before.name not in {path.name for path in checkpoints.stored(stopped / "checkpoints")[2:]}
 
 
@@ -85,7 +97,9 @@ def test_a_torn_last_line_of_the_journal_is_dropped(stopped: Path) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_failed_write_leaves_the_old_content_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_content_and_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     write_whole(path, b"old")
 
@@ -99,7 +113,9 @@ def test_a_failed_write_leaves_the_old_content_and_no_part(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_append_leaves_the_journal_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "journal.jsonl"
     journal.append(path, {"stage": 0, "epoch": 1})
     before = path.read_bytes()
@@ -113,7 +129,9 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
     assert path.read_bytes() == before
 
 
-def test_two_threads_that_write_one_file_leave_one_of_both_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_write_one_file_leave_one_of_both_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each waits for the other before it renames what it wrote: with one name for both, the second would find nothing."""
     both = threading.Barrier(2, timeout=10)
     rename = os.replace
@@ -125,7 +143,10 @@ def test_two_threads_that_write_one_file_leave_one_of_both_whole(tmp_path: Path,
     monkeypatch.setattr("os.replace", replace_late)
     contents = [b"a" * 1000, b"b" * 1000]
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(lambda content: write_whole(tmp_path / "file", content), contents)) == [None, None]
+        assert list(threads.map(lambda content: write_whole(tmp_path / "file", content), contents)) == [
+            None,
+            None,
+        ]
     assert (tmp_path / "file").read_bytes() in contents
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -136,7 +157,10 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 def test_our_leftovers_are_cleared_and_nothing_else(stopped: Path) -> None:
-    ours = [stopped / ".model.safetensors.123.part", stopped / "checkpoints/.stage-0-epoch-0003-0.safetensors.77-0a1b2c3d.part"]
+    ours = [
+        stopped / ".model.safetensors.123.part",
+        stopped / "checkpoints/.stage-0-epoch-0003-0.safetensors.77-0a1b2c3d.part",
+    ]
     theirs = [stopped / ".thesis.part", stopped / ".thesis.1-final.part", stopped / "deep/.file.9.part"]
     theirs[-1].parent.mkdir()
     for path in ours + theirs:
@@ -156,7 +180,9 @@ def test_a_redone_epoch_replaces_its_damaged_twin(tmp_path: Path) -> None:
     assert [int(state["epoch"]) for state in states] == [5, 4]
 
 
-def test_what_is_written_later_is_what_was_there_when_it_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_later_is_what_was_there_when_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, real = threading.Event(), write_whole
 
     def waiting(path: Path, content: bytes) -> None:
@@ -170,10 +196,15 @@ def test_what_is_written_later_is_what_was_there_when_it_was_saved(tmp_path: Pat
         weights.zero_()
         assert not checkpoints.stored(tmp_path)  # training goes on before it is written
         gate.set()
-    assert [checkpoints.from_bytes(path.read_bytes(), path)["weights"].tolist() for path in checkpoints.stored(tmp_path)] == [[1, 1, 1]]
+    assert [
+        checkpoints.from_bytes(path.read_bytes(), path)["weights"].tolist()
+        for path in checkpoints.stored(tmp_path)
+    ] == [[1, 1, 1]]
 
 
-def test_a_write_that_fails_is_told_at_the_next_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_is_told_at_the_next_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
@@ -203,15 +234,29 @@ class PowerCut(BaseException):
 
 
 @pytest.mark.parametrize("verb", ["fsync", "replace", "unlink"])
-def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_cut_off_at_every_single_write_it_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
     recipe = tiny.RECIPES["mnist/two-stage-test-teacher"]
-    recipe = replace(recipe, stages=tuple(replace(stage, epochs=1 + (stage.teacher == "none")) for stage in recipe.stages))
+    recipe = replace(
+        recipe, stages=tuple(replace(stage, epochs=1 + (stage.teacher == "none")) for stage in recipe.stages)
+    )
 
     def run(folder: Path) -> None:
-        train(recipe, seed=1, out=folder, problem=tiny.problem(recipe.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
+        train(
+            recipe,
+            seed=1,
+            out=folder,
+            problem=tiny.problem(recipe.labels),
+            build=tiny.TinyNet,
+            execution=tiny.ON_CPU,
+        )
 
     def outcome(folder: Path) -> tuple[list[journal.Record], bytes]:
-        records = [{key: value for key, value in record.items() if key != "seconds"} for record in journal.read(folder / "journal.jsonl")]
+        records = [
+            {key: value for key, value in record.items() if key != "seconds"}
+            for record in journal.read(folder / "journal.jsonl")
+        ]
         return records, (folder / "model.safetensors").read_bytes()
 
     run(tmp_path / "whole")
@@ -225,7 +270,9 @@ def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypa
                 raise PowerCut
         return real(*words, **more)
 
-    for fatal in range(1, 200, 3 if verb == "fsync" else 1):  # each file and its folder; `replace` meets every file
+    for fatal in range(
+        1, 200, 3 if verb == "fsync" else 1
+    ):  # each file and its folder; `replace` meets every file
         folder, calls = tmp_path / str(fatal), 0
         with monkeypatch.context() as patched:
             patched.setattr(os, verb, failing)
@@ -240,7 +287,9 @@ def test_cut_off_at_every_single_write_it_ends_the_same(tmp_path: Path, monkeypa
     assert fatal >= (2 if verb == "unlink" else 8)
 
 
-def test_a_full_disk_keeps_the_checkpoints_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_checkpoints_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = go(tmp_path / "whole")
     real, left = os.fsync, 14  # enough for two epochs and a bit
 
@@ -260,7 +309,9 @@ def test_a_full_disk_keeps_the_checkpoints_that_are_there(tmp_path: Path, monkey
     assert checkpoints.newest(tmp_path / "full/checkpoints", pytest.fail) is not None
     assert not list(tmp_path.rglob("*.part"))
     go(tmp_path / "full")
-    assert (tmp_path / "full/model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "full/model.safetensors").read_bytes() == (
+        whole.folder / "model.safetensors"
+    ).read_bytes()
 
 
 def test_nothing_that_is_loaded_can_carry_code(tmp_path: Path) -> None:

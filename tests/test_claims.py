@@ -23,7 +23,9 @@ def lines(results: Path, words: str) -> list[tuple[str, ...]]:
 def test_without_runs_nothing_is_known(tmp_path: Path) -> None:
     (table,) = grids(CLAIMED, tmp_path)
     assert [(row[0], row[-1]) for row in table.rows] == [(claim.words, UNKNOWN) for claim in CLAIMS]
-    assert [(one["claim"], one["verdict"]) for one in table.data] == [(claim.words, UNKNOWN) for claim in CLAIMS]
+    assert [(one["claim"], one["verdict"]) for one in table.data] == [
+        (claim.words, UNKNOWN) for claim in CLAIMS
+    ]
 
 
 def test_the_rows_of_each_claim_are_rows_of_the_experiment() -> None:
@@ -34,16 +36,29 @@ def test_the_rows_of_each_claim_are_rows_of_the_experiment() -> None:
 @pytest.mark.parametrize("dataset", CLAIMED.datasets)
 def test_the_papers_own_numbers_bear_out_that_its_method_beats_two_stages(dataset: str) -> None:
     (pair,) = next(claim.pairs for claim in CLAIMS if "beat" in claim.words)
-    one, two = (Cell((value.mean,) * 3, (), value) for value in (PUBLISHED[f"{dataset}/{row}"]["pgd20"] for row in pair))
+    one, two = (
+        Cell((value.mean,) * 3, (), value)
+        for value in (PUBLISHED[f"{dataset}/{row}"]["pgd20"] for row in pair)
+    )
     assert Pair(one, two).verdict(close=False) != FAILS
     assert Pair(two, one).verdict(close=False) != HOLDS
 
 
 @pytest.mark.parametrize(
-    ("above", "below", "verdict"), [((80.0,), (79.0,), OPEN), ((80.0,), (70.0,), HOLDS), ((70.0,), (80.0,), FAILS), ((80.0,) * 3, (77.5,) * 3, HOLDS)]
+    ("above", "below", "verdict"),
+    [
+        ((80.0,), (79.0,), OPEN),
+        ((80.0,), (70.0,), HOLDS),
+        ((70.0,), (80.0,), FAILS),
+        ((80.0,) * 3, (77.5,) * 3, HOLDS),
+    ],
 )
-def test_a_difference_must_be_larger_than_the_seeds_explain(above: tuple[float, ...], below: tuple[float, ...], verdict: str) -> None:
-    one, two = (Cell(values, (), Value(values[0], 0.5)) for values in (above, below))  # 3.7 points for one seed each, 2.2 for three
+def test_a_difference_must_be_larger_than_the_seeds_explain(
+    above: tuple[float, ...], below: tuple[float, ...], verdict: str
+) -> None:
+    one, two = (
+        Cell(values, (), Value(values[0], 0.5)) for values in (above, below)
+    )  # 3.7 points for one seed each, 2.2 for three
     assert Pair(one, two).verdict(close=False) == verdict
 
 
@@ -61,18 +76,28 @@ def test_a_published_deviation_that_ours_contradict_decides_nothing() -> None:
     wide, high = Cell((19.6, 60.0, 62.0), (), published), Cell((75.0,) * 3, (), Value(75.0, 0.1))
     assert wide.spread == pytest.approx(23.9, abs=0.1)
     assert Pair(high, wide).verdict(close=False) == OPEN
-    assert Pair(high, Cell((60.0,), (), published)).verdict(close=False) == OPEN  # outside: another result than the paper's
+    assert (
+        Pair(high, Cell((60.0,), (), published)).verdict(close=False) == OPEN
+    )  # outside: another result than the paper's
     assert Pair(high, Cell((19.5,), (), published)).verdict(close=False) == HOLDS
 
 
 def test_a_distance_is_close_where_the_published_one_is_no_smaller() -> None:
     published = Value(90.0, 0.0), Value(85.0, 0.0)
     for ours, verdict in ((84.8, HOLDS), (84.6, FAILS), (91.0, HOLDS)):
-        assert Pair(Cell((90.0,) * 3, (), published[0]), Cell((ours,) * 3, (), published[1])).verdict(close=True) == verdict
+        assert (
+            Pair(Cell((90.0,) * 3, (), published[0]), Cell((ours,) * 3, (), published[1])).verdict(close=True)
+            == verdict
+        )
     wide = Pair(*(Cell((mean,) * 3, (), Value(there, 0.5)) for mean, there in ((90.0, 90.0), (82.0, 85.0))))
-    assert wide.spread(close=True) == pytest.approx(4.3027 * (0.375 * 2 * (1 / 3 + 1 / 3)) ** 0.5, rel=1e-4)  # 3.04: theirs are three seeds too
+    assert wide.spread(close=True) == pytest.approx(
+        4.3027 * (0.375 * 2 * (1 / 3 + 1 / 3)) ** 0.5, rel=1e-4
+    )  # 3.04: theirs are three seeds too
     assert wide.verdict(close=True) == OPEN  # 8.0 against 5.0: seeds may explain it, or not
-    far, few = (Pair(wide.above, Cell(ours, (), Value(85.0, 0.5))).verdict(close=True) for ours in ((81.9,) * 3, (84.9,)))
+    far, few = (
+        Pair(wide.above, Cell(ours, (), Value(85.0, 0.5))).verdict(close=True)
+        for ours in ((81.9,) * 3, (84.9,))
+    )
     assert (far, few) == (FAILS, HOLDS)
 
 
@@ -89,12 +114,18 @@ def test_a_claim_names_its_numbers_seeds_and_what_is_published(tmp_path: Path) -
         put(tmp_path, "kuzushiji/warmup-pla", seed, three(91.0, value, 83.0))
     put(tmp_path, "kuzushiji/direct-exp", 1, three(11.0, 10.0, 9.0))
     assert lines(tmp_path, "fails") == [
-        ("kuzushiji", "warm-up + PLA 86.00 (85.88, 2 seeds), EXP 10.00 (10.00, 1 seed)", "holds (1 of 7 comparisons was run)")
+        (
+            "kuzushiji",
+            "warm-up + PLA 86.00 (85.88, 2 seeds), EXP 10.00 (10.00, 1 seed)",
+            "holds (1 of 7 comparisons was run)",
+        )
     ]
     assert lines(tmp_path, "two stages work") == [("—", "—", UNKNOWN)]
     put(tmp_path, "mnist/warmup-pla", 1, three(99.0, 97.7, 97.0))
     put(tmp_path, "mnist/direct-log", 1, three(50.0, 31.0, 27.0))  # the paper's learnt
-    assert [line[0] for line in lines(tmp_path, "fails")] == ["kuzushiji"]  # of MNIST the paper does not claim it
+    assert [line[0] for line in lines(tmp_path, "fails")] == [
+        "kuzushiji"
+    ]  # of MNIST the paper does not claim it
     put(tmp_path, "mnist/two-stage-test-teacher", 1, three(99.0, 97.4, 97.0))
     told = "two-stage, teacher by test accuracy 97.40 (97.44, 1 seed), LOG 31.00 outside (93.38, 1 seed)"
     assert lines(tmp_path, "two stages work") == [("mnist", told, f"{OPEN} (1 of 7 comparisons was run)")]

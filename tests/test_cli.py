@@ -22,7 +22,16 @@ from atcl.reproduce.experiments import EXPERIMENTS
 from atcl.reproduce.ledger import jobs_of
 
 SMALL = [
-    *("--model", "mlp", "--stages.0.epochs", "2", "--stages.0.strength.after", "1", "--stages.0.strength.over", "1"),
+    *(
+        "--model",
+        "mlp",
+        "--stages.0.epochs",
+        "2",
+        "--stages.0.strength.after",
+        "1",
+        "--stages.0.strength.over",
+        "1",
+    ),
     *("--stages.0.batch-size", "350", "--stages.0.budget.steps", "2"),
 ]
 
@@ -57,18 +66,28 @@ def test_default_folder_keeps_variants_apart(tmp_path: Path, monkeypatch: pytest
     assert (run / "seed-7/result.json").exists()
 
 
-def test_several_seeds_each_in_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_seeds_each_in_a_folder_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--out", str(tmp_path), "--seeds", "3", "5", *SMALL]) == 0
     printed = capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "seed-3", "seed-5"]
     assert "seed 3: engine eager on cpu" in printed
     assert "seed 5: epoch   2/2" in printed
-    assert [json.loads((tmp_path / f"seed-{seed}/result.json").read_text())["seed"] for seed in (3, 5)] == [3, 5]
+    assert [json.loads((tmp_path / f"seed-{seed}/result.json").read_text())["seed"] for seed in (3, 5)] == [
+        3,
+        5,
+    ]
 
 
-def test_engines_that_cannot_be_had_are_refused_before_anything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_that_cannot_be_had_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
-    for name, said in (("captured", "records CUDA graphs, and the device is cpu"), ("rapid", "unknown engine 'rapid'")):
+    for name, said in (
+        ("captured", "records CUDA graphs, and the device is cpu"),
+        ("rapid", "unknown engine 'rapid'"),
+    ):
         assert main(["train", "--device", "cpu", "--engine", name, "--out", str(out), *SMALL]) == 2
         assert said in capsys.readouterr().err
         assert not out.exists()
@@ -104,7 +123,10 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["tarin"], "unknown command 'tarin'; did you mean 'train'?"),
-        (["train", "digits/warmup-pal"], "unknown recipe 'digits/warmup-pal'; did you mean 'digits/warmup-pla'?"),
+        (
+            ["train", "digits/warmup-pal"],
+            "unknown recipe 'digits/warmup-pal'; did you mean 'digits/warmup-pla'?",
+        ),
         (["train", "kuzushiji/warmup_pla"], "did you mean 'kuzushiji/warmup-pla'?"),
         (["train", "kuzushiji-warmup-pla"], "did you mean 'kuzushiji/warmup-pla'?"),
         (["train", "digit/oracle"], "did you mean 'digits/oracle'?"),
@@ -113,16 +135,25 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--stages.0.epoch", "3"], "did you mean '--stages.0.epochs'?"),
         (["train", "--sed", "3"], "did you mean '--seed'?"),
         (["train", "--no-reprt"], "did you mean '--no-report'?"),
-        (["evaluate", "/nowhere", "--atacks=natural"], "does not know --atacks=natural; did you mean '--attacks'?"),
+        (
+            ["evaluate", "/nowhere", "--atacks=natural"],
+            "does not know --atacks=natural; did you mean '--attacks'?",
+        ),
         (["train", "--stages.0.epochs", "three"], "--stages.0.epochs"),
         (["train", "--stages.0.budget.epsilon", "-0.1"], "epsilon -0.1"),
         (["train", "--stages.0.budget.steps", "0"], "the attack takes 0 steps"),
-        (["train", "--labels.number", "10"], "10 complementary labels cannot be drawn among 10 classes: give 1 to 9"),
+        (
+            ["train", "--labels.number", "10"],
+            "10 complementary labels cannot be drawn among 10 classes: give 1 to 9",
+        ),
         (["train", "--model", "tiny-cnn"], "did you mean 'tiny_cnn'?"),
         (["train", "--dataset", "digit"], "did you mean 'digits'?"),
         (["train", "--device", "gpu"], "unknown device 'gpu'"),
         (["train", "--seed", "one"], "--seed"),
-        (["train", "kuzushiji/oracle", "--data-dir", "/nowhere"], "/nowhere has neither kmnist.npz nor kuzushiji/train-images-idx3-ubyte.gz"),
+        (
+            ["train", "kuzushiji/oracle", "--data-dir", "/nowhere"],
+            "/nowhere has neither kmnist.npz nor kuzushiji/train-images-idx3-ubyte.gz",
+        ),
         (["train", "--out", "/proc/atcl"], "cannot write to /proc/atcl"),
         (["train", "--model", "small_cnn"], "too small"),
         (["train", "--stages.0.optimizer.weight-decay", "-1"], "weight_decay"),
@@ -149,12 +180,18 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--seeds", "1", "2", "--model", "small_cnn"], "too small"),
         (["train", "--stages.0.strength.to", "5"], "strength"),
         pytest.param(
-            ["train", "--device", "cuda"], "no CUDA GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+            ["train", "--device", "cuda"],
+            "no CUDA GPU",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
         ),
     ],
 )
 def test_a_mistake_gives_one_clear_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
@@ -167,7 +204,9 @@ def test_a_mistake_gives_one_clear_line(
 
 
 @pytest.mark.parametrize("kind", COMMANDS.values(), ids=COMMANDS)
-def test_the_options_that_are_suggested_are_those_that_help_tells(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_that_are_suggested_are_those_that_help_tells(
+    kind: type, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse(kind, ["--help"], "atcl")
     lines = re.findall(r"^. (--[a-z].*?)(?:  | [{[A-Z]|$)", capsys.readouterr().out, re.M)
@@ -179,9 +218,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip()
 
 
-def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "page.md").write_text("no markers")
-    assert main(["reproduce", "digits", "--results", str(tmp_path), "--write", str(tmp_path / "page.md")]) == 2
+    assert (
+        main(["reproduce", "digits", "--results", str(tmp_path), "--write", str(tmp_path / "page.md")]) == 2
+    )
     assert "no place for the table" in capsys.readouterr().err
 
 
@@ -213,7 +256,9 @@ def test_a_full_disk_gives_one_line_and_the_same_command_goes_on(tmp_path: Path)
     assert main(words) == 0
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["train", "--out", str(tmp_path), *SMALL, "--stages.0.epochs", "100"]
     child = atcl(*words)
     journal = tmp_path / "journal.jsonl"

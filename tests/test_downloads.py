@@ -14,7 +14,9 @@ from atcl.datasets.downloads import Remote, download
 from atcl.datasets.sources import SOURCES
 
 # a client that hangs up leaves the server's socket to the garbage collector
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
 
 CONTENT = bytes(range(256)) * 400
 seen: list[str] = []
@@ -59,7 +61,12 @@ def address() -> Iterator[str]:
 
 def remote(address: str, *manners: str) -> Remote:
     seen.clear()
-    return Remote("file.gz", md5(CONTENT).hexdigest(), tuple(f"{address}/{manner}/" for manner in manners), under="mnist")
+    return Remote(
+        "file.gz",
+        md5(CONTENT).hexdigest(),
+        tuple(f"{address}/{manner}/" for manner in manners),
+        under="mnist",
+    )
 
 
 def quietly(text: str) -> None:
@@ -99,7 +106,9 @@ def test_a_damaged_file_in_the_cache_is_replaced(address: str, tmp_path: Path) -
     assert download(remote(address, "good"), tmp_path, quietly).read_bytes() == CONTENT
 
 
-def test_without_a_network_the_error_says_what_is_missing_where_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_says_what_is_missing_where_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dataclasses import replace
 
     source = SOURCES["kuzushiji"]
@@ -109,6 +118,13 @@ def test_without_a_network_the_error_says_what_is_missing_where_and_what_to_do(t
     with pytest.raises(AtclError) as refused:
         replace(source, remotes=nowhere)(tmp_path / "given")
     said = str(refused.value)
-    for part in ("kuzushiji was not found", "kmnist.npz", "train-images-idx3-ubyte.gz", str(tmp_path / "given"), "--data-dir", "$ATCL_DATA"):
+    for part in (
+        "kuzushiji was not found",
+        "kmnist.npz",
+        "train-images-idx3-ubyte.gz",
+        str(tmp_path / "given"),
+        "--data-dir",
+        "$ATCL_DATA",
+    ):
         assert part in said
     assert "\n" not in said

@@ -48,14 +48,21 @@ def kinds() -> dict[str, tuple[Recipe, Stage]]:
     found: dict[tuple[Objective, bool, str], tuple[str, Recipe, Stage]] = {}
     for name, recipe in tiny.RECIPES.items():
         for stage in recipe.stages:
-            found.setdefault((stage.objective, isinstance(stage.supervision, PseudoLabels), stage.budget.norm), (name, recipe, stage))
-    return {f"{name}-{number}": (recipe, stage) for number, (name, recipe, stage) in enumerate(found.values())}
+            found.setdefault(
+                (stage.objective, isinstance(stage.supervision, PseudoLabels), stage.budget.norm),
+                (name, recipe, stage),
+            )
+    return {
+        f"{name}-{number}": (recipe, stage) for number, (name, recipe, stage) in enumerate(found.values())
+    }
 
 
 KINDS = kinds()
 
 
-def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[nn.Module, AttackModel, Tensor, Targets]:
+def prepared(
+    recipe: Recipe, stage: Stage, device: torch.device = CPU
+) -> tuple[nn.Module, AttackModel, Tensor, Targets]:
     """A model, its twin, images, and what they are fitted to, as a step of the stage would have them."""
     torch.manual_seed(0)
     data = tiny.problem(recipe.labels).train.to(device)
@@ -63,7 +70,9 @@ def prepared(recipe: Recipe, stage: Stage, device: torch.device = CPU) -> tuple[
     x, candidates = as_float(data.x[:8]), data.candidates[:8]
     targets = Targets(candidates, prior=data.prior(), transition=data.transition)
     if isinstance(stage.supervision, PseudoLabels):
-        targets = Targets(candidates, torch.tensor(0.5, device=device), guesses(blank_memory(candidates), candidates))
+        targets = Targets(
+            candidates, torch.tensor(0.5, device=device), guesses(blank_memory(candidates), candidates)
+        )
     return model, AttackModel(model), x, targets
 
 
@@ -72,7 +81,15 @@ def hold_parts(recipe: Recipe, stage: Stage, device: torch.device, run: Callable
     model, attack_model, x, targets = prepared(recipe, stage, device)
     attack_loss = stage.objective.attack_loss(attack_model, x, targets)
     epsilon, step_size = torch.tensor(0.3, device=device), torch.tensor(0.01, device=device)
-    arguments = (attack_model, x, (x + 0.05).clamp(0, 1), attack_loss, epsilon, step_size, NORMS[stage.budget.norm])
+    arguments = (
+        attack_model,
+        x,
+        (x + 0.05).clamp(0, 1),
+        attack_loss,
+        epsilon,
+        step_size,
+        NORMS[stage.budget.norm],
+    )
     plain, quick = pgd_step(*arguments), run(pgd_step)(*arguments)
     assert (plain == quick).float().mean() >= 0.98  # the sign amplifies rounding
     assert not torch.equal(plain, x)
@@ -82,7 +99,9 @@ def hold_parts(recipe: Recipe, stage: Stage, device: torch.device, run: Callable
         model.zero_grad()
         loss, tally = function(stage.objective, model, x, plain, targets)
         loss.backward()
-        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        gradient = torch.cat(
+            [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        )
         results.append((loss.detach(), tally, gradient))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(results[0][1][1:], results[1][1][1:])
@@ -100,7 +119,9 @@ def said(function: Part, backend: str = "inductor") -> Part:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_parts_do_what_is_written(name: str) -> None:
-    whole = name.startswith(("digits/warmup-pla", "digits/trades-1", "digits/direct-free"))  # C++ takes long to build
+    whole = name.startswith(
+        ("digits/warmup-pla", "digits/trades-1", "digits/direct-free")
+    )  # C++ takes long to build
     hold_parts(*KINDS[name], CPU, partial(said, backend="inductor" if whole else "aot_eager"))
 
 
@@ -163,7 +184,9 @@ def test_auto_goes_by_device_and_size_and_an_impossible_wish_is_refused() -> Non
 
 def test_the_size_of_a_job_counts_passes() -> None:
     recipe = tiny.RECIPES["digits/oracle"]
-    assert passes(recipe, 20) == 5 * 3 * (3 + 2 * 2)  # epochs, batches, update and two attack steps forth and back
+    assert passes(recipe, 20) == 5 * 3 * (
+        3 + 2 * 2
+    )  # epochs, batches, update and two attack steps forth and back
 
 
 class Odd(nn.Module):
@@ -194,7 +217,9 @@ def lived_in(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("compiles", [True, False])
-@pytest.mark.parametrize("build", [Odd, lambda: resnet18(4), lambda: preact_resnet18(4), lambda: SmallCNN(4, (3, 17, 19))])
+@pytest.mark.parametrize(
+    "build", [Odd, lambda: resnet18(4), lambda: preact_resnet18(4), lambda: SmallCNN(4, (3, 17, 19))]
+)
 def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], compiles: bool) -> None:
     torch.manual_seed(0)
     model = build()
@@ -204,7 +229,9 @@ def test_a_settled_twin_is_its_model(build: Callable[[], nn.Module], compiles: b
     x = torch.rand(2, 3, 17, 19, requires_grad=True)
     ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-3, atol=1e-3
+    )
     assert len(attack_model.settled) >= 2
 
 
@@ -215,7 +242,9 @@ def test_relu_and_pooling_as_one_give_the_librarys_values_and_slopes(size: tuple
     ours, theirs = ReluMaxPool()(x), F.max_pool2d(F.relu(x), 2)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     upstream = torch.randn_like(ours)
-    torch.testing.assert_close(*(torch.autograd.grad(out, x, upstream)[0] for out in (ours, theirs)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out, x, upstream)[0] for out in (ours, theirs)), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +262,11 @@ def test_only_pooling_by_two_is_drawn_together_with_its_relu(pool: nn.Module, sa
 
 def test_the_network_of_the_paper_is_settled_as_a_whole() -> None:
     attack_model = AttackModel(SmallCNN(10), settle=True)
-    assert [(one.form, one.relu) for one in attack_model.settled] == [(STENCIL, True), (TURNED, False), (TURNED, True)]
+    assert [(one.form, one.relu) for one in attack_model.settled] == [
+        (STENCIL, True),
+        (TURNED, False),
+        (TURNED, True),
+    ]
     assert sum(isinstance(module, ReluMaxPool) for module in attack_model.modules()) == 2
 
 
@@ -348,7 +381,11 @@ def test_sums_are_drawn_into_convolutions_only_where_nothing_else_needs_them() -
 
 def test_what_cannot_be_traced_or_folded_stays_as_it_is() -> None:
     model = Odd()
-    assert {name for name, module in AttackModel(model, settle=True).named_modules() if isinstance(module, nn.BatchNorm2d)} == {"model.shared"}
+    assert {
+        name
+        for name, module in AttackModel(model, settle=True).named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+    } == {"model.shared"}
 
     class Looking(Odd):
         def forward(self, x: Tensor) -> Tensor:
@@ -437,7 +474,10 @@ def test_a_model_that_does_not_compute_in_bf16_is_looked_at_in_fp32_and_that_is_
     attack_model = faithful_attack_model(Constant32(), "bf16", torch.rand(2, 3, 2, 2), heard.append)
     assert (attack_model.kind, attack_model.dtype) == ("fp32", torch.float32)
     assert heard == ["the model does not compute in bf16: the attack looks at it in fp32"]
-    assert faithful_attack_model(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype == torch.bfloat16
+    assert (
+        faithful_attack_model(tiny.TinyNet(), "bf16", torch.rand(2, *tiny.SHAPE), heard.append).dtype
+        == torch.bfloat16
+    )
     assert len(heard) == 1
 
 
@@ -455,7 +495,9 @@ def test_a_twin_follows_in_its_own_precision_and_leaves_statistics_whole() -> No
         assert logits.dtype == torch.float32
         torch.testing.assert_close(logits, model.eval()(x), rtol=0.05, atol=0.05)
     assert {tensor.dtype for tensor in attack_model.parameters()} == {torch.bfloat16, torch.float32}
-    assert {name: tensor.dtype for name, tensor in attack_model.named_buffers()}["model.layers.1.running_var"] == torch.float32
+    assert {name: tensor.dtype for name, tensor in attack_model.named_buffers()}[
+        "model.layers.1.running_var"
+    ] == torch.float32
     assert not any(tensor.requires_grad for tensor in attack_model.parameters())
 
 
@@ -474,7 +516,9 @@ def test_the_update_in_bf16_returns_fp32_and_gradients_for_fp32_weights() -> Non
     logits = InBf16(model)(torch.rand(3, 1, 2, 2))
     logits.sum().backward()
     assert logits.dtype == torch.float32
-    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {
+        torch.float32
+    }
 
 
 @dataclass(frozen=True)
@@ -488,7 +532,13 @@ class FakeStream:
 class Emulated(StepGraph):
     """A recording on a CPU: where a graph would be replayed, the function is called anew on the tensors that the recording reads."""
 
-    def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: Any, rng: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        given: tuple[Tensor, ...],
+        stream: Any,
+        rng: torch.Generator | None = None,
+    ) -> None:
         self.given = tuple(tensor.clone() for tensor in given)
         self.stream, self.plays_on = stream, torch.cuda.current_stream(stream.device)
         self.graph: Any = SimpleNamespace(replay=lambda: setattr(self, "answer", function(*self.given)))
@@ -541,7 +591,9 @@ def test_one_engine_may_serve_several_runs_at_once(gpu: SimpleNamespace) -> None
     shared = Engine("captured", records=True)
     together = taking_turns([shared, shared, shared], gpu)
     used = {recording.plays_on.name: recording.stream.name for recording in gpu.made}
-    assert used == {f"lane {number}": f"lane {number}" for number in range(3)}  # no two share a stream, and so no workspace
+    assert used == {
+        f"lane {number}": f"lane {number}" for number in range(3)
+    }  # no two share a stream, and so no workspace
     alone = [taking_turns([EAGER] * number, gpu)[-1] for number in (1, 2, 3)]
     assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
     assert not torch.equal(alone[0], alone[1])

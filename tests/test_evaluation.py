@@ -33,7 +33,9 @@ def test_a_seed_fixes_the_number_and_nothing_is_left_behind() -> None:
     torch.manual_seed(0)
     model = TinyNet()
     state = torch.get_rng_state()
-    one, two = (measure(model, split(), THREAT, ["pgd20"], seed=4, batch_size=7)["pgd20"].correct for _ in range(2))
+    one, two = (
+        measure(model, split(), THREAT, ["pgd20"], seed=4, batch_size=7)["pgd20"].correct for _ in range(2)
+    )
     assert one == two
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
@@ -72,7 +74,9 @@ def test_a_model_that_returns_nan_has_no_accuracy() -> None:
 
 def test_a_model_without_parameters_is_measured_too() -> None:
     x = torch.eye(4).view(4, 1, 2, 2)
-    assert measure(nn.Flatten(), Split(x, Truth(torch.arange(4), 4)), THREAT, ["pgd20"])["pgd20"].accuracy == 100
+    assert (
+        measure(nn.Flatten(), Split(x, Truth(torch.arange(4), 4)), THREAT, ["pgd20"])["pgd20"].accuracy == 100
+    )
 
 
 GOOD: dict[str, Any] = {
@@ -98,7 +102,9 @@ GOOD: dict[str, Any] = {
         ({"y_test": None}, "y_test can be read"),
     ],
 )
-def test_a_damaged_dataset_file_is_refused_by_name(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_damaged_dataset_file_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     arrays: dict[str, Any] = {name: array for name, array in (GOOD | change).items() if array is not None}
     np.savez(tmp_path / "mnist.npz", **arrays)
     with pytest.raises(AtclError, match=message) as refused:
@@ -109,7 +115,10 @@ def test_a_damaged_dataset_file_is_refused_by_name(tmp_path: Path, change: dict[
 def test_a_good_dataset_file_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", **GOOD)
     assert DATASETS["mnist"](tmp_path).shape == (1, 2, 2)
-    np.savez(tmp_path / "cifar10.npz", **(GOOD | {name: np.zeros((len(GOOD[name]), 5, 6, 3), np.uint8) for name in ("x_train", "x_test")}))
+    np.savez(
+        tmp_path / "cifar10.npz",
+        **(GOOD | {name: np.zeros((len(GOOD[name]), 5, 6, 3), np.uint8) for name in ("x_train", "x_test")}),
+    )
     assert DATASETS["cifar10"](tmp_path).shape == (3, 5, 6)
     (tmp_path / "svhn.npz").write_bytes(b"no archive")
     with pytest.raises(AtclError, match=r"svhn.npz: no x_train"):

@@ -71,7 +71,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     names = [f"{net}, {name}" for net in NETS for name in NAMES]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = export(model, SHAPE, names, tmp_path_factory.mktemp("export") / request.param, request.param, kind="together")
+        told = export(
+            model,
+            SHAPE,
+            names,
+            tmp_path_factory.mktemp("export") / request.param,
+            request.param,
+            kind="together",
+        )
     return Case(model, told, names)
 
 
@@ -120,7 +127,12 @@ def onnx_metadata(path: Path) -> dict[str, str]:
 
     session = onnxruntime.InferenceSession(path)
     (inputs,), (outputs,) = session.get_inputs(), session.get_outputs()
-    assert (inputs.name, inputs.shape, outputs.name, outputs.shape) == ("images", ["n", *SHAPE], "logits", ["n", 4 * len(NETS)])
+    assert (inputs.name, inputs.shape, outputs.name, outputs.shape) == (
+        "images",
+        ["n", *SHAPE],
+        "logits",
+        ["n", 4 * len(NETS)],
+    )
     return dict(session.get_modelmeta().custom_metadata_map)
 
 
@@ -143,7 +155,11 @@ def test_weights_alone_rebuild_a_named_model(name: str, tmp_path: Path) -> None:
         metadata = stored.metadata()
         weights = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118  it is no mapping
     assert metadata["model"] == name
-    assert (json.loads(metadata["names"]), json.loads(metadata["shape"]), metadata["classes"]) == (list(NAMES), list(SHAPE), "4")
+    assert (json.loads(metadata["names"]), json.loads(metadata["shape"]), metadata["classes"]) == (
+        list(NAMES),
+        list(SHAPE),
+        "4",
+    )
     fresh = MODELS[metadata["model"]](4, SHAPE)
     fresh.load_state_dict(weights)
     x = torch.rand(2, *SHAPE)
@@ -156,7 +172,9 @@ def test_weights_of_a_model_of_ones_own_are_kept_too(tmp_path: Path) -> None:
     assert export(model, SHAPE, NAMES, tmp_path / "model", "safetensors").difference == 0
 
 
-@pytest.mark.parametrize("format", ["torchscript", "safetensors"])  # what is common to all comes before the format
+@pytest.mark.parametrize(
+    "format", ["torchscript", "safetensors"]
+)  # what is common to all comes before the format
 def test_the_model_is_left_as_it_was_found(format: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(256), nn.Linear(256, 4)).train()
     model[2].eval()  # a mode of its own
@@ -176,7 +194,9 @@ class Counting(nn.Module):
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(AtclError, match=r"does not compute what the model does: logits differ by .*; nothing was written") as error:
+    with pytest.raises(
+        AtclError, match=r"does not compute what the model does: logits differ by .*; nothing was written"
+    ) as error:
         export(Counting(), SHAPE, NAMES, tmp_path / "model", "torchscript")
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -192,7 +212,14 @@ def test_given_images_are_compared_too(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setitem(EXPORTS, "safetensors", replace(whole, unpack=but_black))
     export(small(), SHAPE, NAMES, tmp_path / "random", "safetensors")
     with pytest.raises(AtclError, match="nothing was written"):
-        export(small(), SHAPE, NAMES, tmp_path / "model", "safetensors", images=torch.zeros(2, *SHAPE, dtype=torch.uint8))
+        export(
+            small(),
+            SHAPE,
+            NAMES,
+            tmp_path / "model",
+            "safetensors",
+            images=torch.zeros(2, *SHAPE, dtype=torch.uint8),
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["random"]
 
 
@@ -209,7 +236,9 @@ def test_a_model_that_cannot_be_converted_gives_one_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_told_with_the_command_that_brings_it(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_told_with_the_command_that_brings_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(AtclError, match=rf"{missing} is missing: pip install 'atcl\[onnx\]'"):
         export(small(), SHAPE, NAMES, tmp_path / "model", "onnx")
@@ -224,14 +253,34 @@ class Infinite(nn.Module):
     ("model", "shape", "names", "file", "format", "message"),
     [
         (MLP(4, SHAPE), SHAPE, NAMES, "model", "onxx", "unknown format 'onxx'; did you mean 'onnx'"),
-        (MLP(4, SHAPE), (1, 9, 9), NAMES, "model", "safetensors", r"does not take images of shape \(1, 9, 9\)"),
+        (
+            MLP(4, SHAPE),
+            (1, 9, 9),
+            NAMES,
+            "model",
+            "safetensors",
+            r"does not take images of shape \(1, 9, 9\)",
+        ),
         (MLP(4, SHAPE), SHAPE, NAMES[:3], "model", "safetensors", "3 names of classes"),
         (Infinite(), SHAPE, NAMES, "model", "safetensors", "not finite"),
-        (MLP(4, SHAPE), SHAPE, NAMES, "missing/model", "safetensors", "cannot write .*missing/model: No such file"),
+        (
+            MLP(4, SHAPE),
+            SHAPE,
+            NAMES,
+            "missing/model",
+            "safetensors",
+            "cannot write .*missing/model: No such file",
+        ),
     ],
 )
 def test_a_mistake_gives_one_line(
-    model: nn.Module, shape: tuple[int, int, int], names: tuple[str, ...], file: str, format: str, message: str, tmp_path: Path
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    names: tuple[str, ...],
+    file: str,
+    format: str,
+    message: str,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(AtclError, match=message) as error:
         export(model, shape, names, tmp_path / file, format)

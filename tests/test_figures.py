@@ -35,7 +35,13 @@ SETTINGS = {"paper": PAPER_SETTING, "digits": DIGITS_SETTING}
 def invented(setting: Setting, keep: float = 1.0) -> list[Recorded]:
     """A record for each run that any figure asks for, with numbers that depend on seed and epoch."""
     wanted = needs(FIGURES.values(), setting)
-    keys = {(curve.key, curve.part is not None) for one in FIGURES.values() for panel in one.drawable(setting) for curve in panel.curves if curve.key}
+    keys = {
+        (curve.key, curve.part is not None)
+        for one in FIGURES.values()
+        for panel in one.drawable(setting)
+        for curve in panel.curves
+        if curve.key
+    }
     found = []
     for need in wanted[: math.ceil(len(wanted) * keep)]:
         records = tuple(
@@ -69,9 +75,13 @@ def overlap(one: Bbox, two: Bbox) -> bool:
 
 
 @pytest.mark.parametrize("name", CURVES)
-@pytest.mark.parametrize(("setting", "keep"), [("digits", 1.0), ("paper", 0.5)])  # keep: the share of the runs that there are
+@pytest.mark.parametrize(
+    ("setting", "keep"), [("digits", 1.0), ("paper", 0.5)]
+)  # keep: the share of the runs that there are
 def test_no_text_lies_over_another_and_no_legend_over_a_curve(name: str, setting: str, keep: float) -> None:
-    figure = draw_curves(drawn(name, SETTINGS[setting], invented(SETTINGS[setting], keep)), FIGURES[name].columns, NOTE)
+    figure = draw_curves(
+        drawn(name, SETTINGS[setting], invented(SETTINGS[setting], keep)), FIGURES[name].columns, NOTE
+    )
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
     shown = [ax for ax in figure.axes if ax.get_visible()]
@@ -103,7 +113,11 @@ def printed(figure: Figure) -> list[Text]:
         found += [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
         for axis in (ax.xaxis, ax.yaxis):
             low, high = sorted(axis.get_view_interval())
-            found += [tick.label1 for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()) if low <= tick.get_loc() <= high]
+            found += [
+                tick.label1
+                for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+                if low <= tick.get_loc() <= high
+            ]
     return [*found, *([figure._suptitle] if getattr(figure, "_suptitle", None) else [])]  # type: ignore[attr-defined]
 
 
@@ -113,7 +127,9 @@ def test_the_data_of_a_figure_hold_every_curve(name: str) -> None:
     heading, *rows = curve_rows(panels)
     assert heading == ("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
     assert {row[0] for row in rows} == {"digits"}
-    assert {(row[1], row[3]) for row in rows} == {(one.panel.title, curve.label) for one in panels for curve, _ in one.curves}
+    assert {(row[1], row[3]) for row in rows} == {
+        (one.panel.title, curve.label) for one in panels for curve, _ in one.curves
+    }
 
 
 def test_a_figure_is_written_whole_and_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
@@ -139,7 +155,11 @@ def test_the_data_are_means_and_standard_errors_over_seeds() -> None:
 def test_epochs_are_counted_through_the_stages_and_the_fuller_file_is_read() -> None:
     two_stage = recipe("digits/two-stage")
     second = ({"stage": 1, "epoch": 1, "test_pgd20": 30.0},)
-    both = ({"stage": 0, "epoch": 50, "test_pgd20": 20.0}, {"stage": 1, "epoch": 1, "test_pgd20": 31.0}, {"stage": 1, "epoch": 2, "test_pgd20": None})
+    both = (
+        {"stage": 0, "epoch": 50, "test_pgd20": 20.0},
+        {"stage": 1, "epoch": 1, "test_pgd20": 31.0},
+        {"stage": 1, "epoch": 2, "test_pgd20": None},
+    )
     assert Recorded(two_stage, 1, Path(), second, both).points("test_pgd20") == {50: 20.0, 51: 31.0}
     assert Recorded(two_stage, 1, Path(), second, ()).points("test_pgd20") == {51: 30.0}
 
@@ -176,7 +196,9 @@ def test_the_command_that_is_printed_makes_the_run_that_is_missing() -> None:
 
 def test_a_run_that_was_not_observed_is_made_again_beside_it() -> None:
     need = Need("digits/oracle", recipe("digits/oracle"), (), 1, frozenset({"gradients"}))
-    assert need.command(Path("runs"), taken=True).endswith("--observe gradients --out runs/digits/oracle/seed-1-observed")
+    assert need.command(Path("runs"), taken=True).endswith(
+        "--observe gradients --out runs/digits/oracle/seed-1-observed"
+    )
     assert need.command(Path("other"), taken=False).endswith("--out other/digits/oracle/seed-1")
 
 
@@ -193,14 +215,26 @@ def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
     (one / "result.json").write_text("{}")
     (two / "result.json").write_text(json.dumps({**told, "seed": 2}))
     found = recorded_in(tmp_path / "runs", tmp_path / "results", said.append)
-    assert [(run.seed, run.points("loss"), run.points("gradient.variance")) for run in found] == [(1, {1: 0.5}, {1: 0.9}), (2, {1: 0.5}, {})]
+    assert [(run.seed, run.points("loss"), run.points("gradient.variance")) for run in found] == [
+        (1, {1: 0.5}, {1: 0.9}),
+        (2, {1: 0.5}, {}),
+    ]
     (two / "result.json").write_text("{}")
     assert len(recorded_in(tmp_path / "runs", tmp_path / "results", said.append)) == 1
     assert "is passed over" in said[-1]
 
 
-def test_what_has_no_run_yet_says_so_and_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "--out", str(tmp_path / "figures")]
+def test_what_has_no_run_yet_says_so_and_prints_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--runs",
+        str(tmp_path / "runs"),
+        "--results",
+        str(tmp_path / "results"),
+        "--out",
+        str(tmp_path / "figures"),
+    ]
     (tmp_path / "results").mkdir()
     assert main(["figure", "warmup", *words]) == 0
     printed = capsys.readouterr().out
@@ -212,10 +246,14 @@ def test_what_has_no_run_yet_says_so_and_prints_the_command(tmp_path: Path, caps
 
 
 def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: Path) -> None:
-    task = replace(SMALL, epochs=2, opening=1, scheduling=1, batch_size=350, budget=replace(SMALL.budget, steps=2))
+    task = replace(
+        SMALL, epochs=2, opening=1, scheduling=1, batch_size=350, budget=replace(SMALL.budget, steps=2)
+    )
     setting = Setting({"kuzushiji": task}, (1,))
     names = ("attacks", "adversarial-images", "gradients")
-    wanted = [need for need in needs([FIGURES[name] for name in names], setting) if need.name == "digits/oracle"]
+    wanted = [
+        need for need in needs([FIGURES[name] for name in names], setting) if need.name == "digits/oracle"
+    ]
     assert [need.observe for need in wanted] == [{"attacks", "gradients"}]
     told: list[int] = []
     train_small(wanted, tmp_path / "runs", told.append)
@@ -234,7 +272,9 @@ def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: P
     assert {row["l1_to_oracle"] for row in oracle} == {"0.0"}
 
 
-@pytest.mark.parametrize(("lacking", "said"), [((), ""), ((1,), " (2 to 3 of 3 seeds)"), ((1, 2, 3), "")])  # the last is said in the panel
+@pytest.mark.parametrize(
+    ("lacking", "said"), [((), ""), ((1,), " (2 to 3 of 3 seeds)"), ((1, 2, 3), "")]
+)  # the last is said in the panel
 def test_a_legend_says_of_how_many_seeds_its_curves_are(lacking: tuple[int, ...], said: str) -> None:
     runs = [
         replace(one, records=tuple({key: value for key, value in record.items() if key != "gradient.variance"} for record in one.records))
@@ -246,8 +286,13 @@ def test_a_legend_says_of_how_many_seeds_its_curves_are(lacking: tuple[int, ...]
     assert entries == [f"{name}{said}" for name in ("oracle", "LOG", "warm-up + PLA")]
 
 
-@pytest.mark.parametrize(("option", "name"), [("--out", "file"), ("--runs", "file"), ("--results", "file"), ("--results", "nowhere")])
-def test_what_is_no_folder_is_refused_in_one_line(option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("--out", "file"), ("--runs", "file"), ("--results", "file"), ("--results", "nowhere")],
+)
+def test_what_is_no_folder_is_refused_in_one_line(
+    option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["figure", "warmup", option, str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -255,10 +300,14 @@ def test_what_is_no_folder_is_refused_in_one_line(option: str, name: str, tmp_pa
     assert option in line
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "docs" / "images").glob("*.csv")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "docs" / "images").glob("*.csv")), ids=lambda path: path.stem
+)
 def test_figures_in_the_pages_are_drawn_from_the_ledger(path: Path, tmp_path: Path) -> None:
     """The data are compared: how a picture is compressed may change with a library."""
     assert path.with_suffix(".png").exists()
     runs = recorded_in(tmp_path / "none", path.parents[2] / "results", pytest.fail)
     make(path.stem, FIGURES[path.stem], PAPER_SETTING, runs, tmp_path)
-    assert (tmp_path / path.name).read_text() == path.read_text(), f"stale: atcl figure {path.stem} --out docs/images"
+    assert (tmp_path / path.name).read_text() == path.read_text(), (
+        f"stale: atcl figure {path.stem} --out docs/images"
+    )

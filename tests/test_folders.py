@@ -35,7 +35,10 @@ def read(images: Path, text: str | bytes, classes: tuple[str, ...] | None = CLAS
 
 
 def ruled_out(found: FolderData) -> list[list[str]]:
-    return [[name for name, candidate in zip(found.names, row, strict=True) if not candidate] for row in found.data.candidates.tolist()]
+    return [
+        [name for name, candidate in zip(found.names, row, strict=True) if not candidate]
+        for row in found.data.candidates.tolist()
+    ]
 
 
 def problems(images: Path, text: str, classes: tuple[str, ...] | None = CLASSES) -> list[str]:
@@ -82,7 +85,16 @@ def test_without_classes_they_are_the_sorted_names_of_the_file(images: Path) -> 
         "file,not\n\na.png,cat\n,\n  \nb.png,dog|horse\n\n",
         "file,not\na.png,cat\na.png,cat\n./a.png,cat|cat\nb.png,dog|horse\nb.png,horse|dog\n",
     ],
-    ids=["plain", "no last line end", "excel", "old mac", "blanks", "other columns", "empty lines", "repeated rows"],
+    ids=[
+        "plain",
+        "no last line end",
+        "excel",
+        "old mac",
+        "blanks",
+        "other columns",
+        "empty lines",
+        "repeated rows",
+    ],
 )
 def test_spellings_of_the_same_file_are_read_alike(text: str | bytes, images: Path) -> None:
     found = read(images, text)
@@ -162,11 +174,23 @@ gone.png,camel|cta,me
         ("b.png,dog|cat|horse", "line 3: 'b.png' has every class ruled out: leave at least one"),
         ("a.png,horse", "line 3: 'a.png' has other labels than on line 2: write cat|horse in one row"),
         (" ,cat", "line 3: the column 'file' is empty: name a picture"),
-        ("b.png", "line 3: there are 2 columns, but 1 field: put quotation marks around a field with a comma"),
-        ("b.png,cat,dog", "line 3: there are 2 columns, but 3 fields: put quotation marks around a field with a comma"),
+        (
+            "b.png",
+            "line 3: there are 2 columns, but 1 field: put quotation marks around a field with a comma",
+        ),
+        (
+            "b.png,cat,dog",
+            "line 3: there are 2 columns, but 3 fields: put quotation marks around a field with a comma",
+        ),
         ('b.png,"cat', "line 3: a quotation mark is not closed"),
-        (f"b.png,{'x' * 200_000}", "line 3: it cannot be read as CSV: field larger than field limit (131072)"),
-        ("/etc/b.png,cat", "line 3: '/etc/b.png' leads out of the folder: name pictures by their path inside it"),
+        (
+            f"b.png,{'x' * 200_000}",
+            "line 3: it cannot be read as CSV: field larger than field limit (131072)",
+        ),
+        (
+            "/etc/b.png,cat",
+            "line 3: '/etc/b.png' leads out of the folder: name pictures by their path inside it",
+        ),
     ],
 )
 def test_each_kind_of_problem_is_told_with_its_line(row: str, problem: str, images: Path) -> None:
@@ -174,7 +198,9 @@ def test_each_kind_of_problem_is_told_with_its_line(row: str, problem: str, imag
 
 
 def test_a_picture_that_is_named_twice_is_missed_once(images: Path) -> None:
-    assert problems(images, "file,not\ngone.png,cat\ngone.png,cat\n") == [f"line 2: {images}/gone.png does not exist"]
+    assert problems(images, "file,not\ngone.png,cat\ngone.png,cat\n") == [
+        f"line 2: {images}/gone.png does not exist"
+    ]
 
 
 def test_a_single_class_in_the_file_is_told_once(images: Path) -> None:
@@ -199,8 +225,14 @@ def test_a_flood_of_problems_is_cut_and_counted(images: Path) -> None:
         ("\n \n", "is empty: its first line names the columns"),
         ("file,not\n", "has no rows below its first line"),
         ("file,not\n\n,\n", "has no rows below its first line"),
-        ("a.png,cat\n", "has no column 'file': its first line names the columns, separated by commas; it has 'a.png', 'cat'"),
-        ("file;not\na.png;cat\n", "has no column 'file': its first line names the columns, separated by commas; it has 'file;not'"),
+        (
+            "a.png,cat\n",
+            "has no column 'file': its first line names the columns, separated by commas; it has 'a.png', 'cat'",
+        ),
+        (
+            "file;not\na.png;cat\n",
+            "has no column 'file': its first line names the columns, separated by commas; it has 'file;not'",
+        ),
         ("file,class\na.png,cat\n", "has no column 'not'"),
         ("file,not,not\na.png,cat,dog\n", "has more than one column 'not'"),
         ("file,not\na.png,Äpfel\n".encode("latin-1"), "is not UTF-8 (byte 15): save it as CSV in UTF-8"),
@@ -214,7 +246,9 @@ def test_a_file_that_is_no_such_table_gives_one_line(text: str | bytes, message:
 def test_missing_files_and_folders_give_one_line(images: Path) -> None:
     with pytest.raises(AtclError, match=r"none\.csv cannot be read: No such file"):
         read_folder(images, images.parent / "none.csv", SHAPE, CLASSES)
-    with pytest.raises(AtclError, match=r"nowhere is not a folder: give the one that the column 'file' starts from"):
+    with pytest.raises(
+        AtclError, match=r"nowhere is not a folder: give the one that the column 'file' starts from"
+    ):
         read_folder(images / "nowhere", images.parent / "labels.csv", SHAPE, CLASSES)
 
 
@@ -260,7 +294,9 @@ def test_problems_of_true_classes_are_told_at_once_too(images: Path) -> None:
     ]
 
 
-def test_the_page_about_own_data_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_about_own_data_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (Path(__file__).parents[1] / "docs/own-data.md").read_text()
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```csv\n(.*?)```", page, re.S):

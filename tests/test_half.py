@@ -52,7 +52,10 @@ def test_convolutions_compute_in_fp16_and_the_logits_keep_their_digits() -> None
             parameter.add_(0.02 * torch.randn_like(parameter))
         attack_model = faithful_attack_model(model, "fp16", x[:2], compiles=False)
         ours, theirs = attack_model(x), model(x)
-    assert (attack_model.kind, {one.forward_weight.dtype for one in attack_model.settled}) == ("fp16", {torch.float16})
+    assert (attack_model.kind, {one.forward_weight.dtype for one in attack_model.settled}) == (
+        "fp16",
+        {torch.float16},
+    )
     assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
     assert not torch.equal(ours, ours.half().float())
 
@@ -60,8 +63,13 @@ def test_convolutions_compute_in_fp16_and_the_logits_keep_their_digits() -> None
 @pytest.mark.parametrize(("head", "kind"), [(nn.Linear(8, 4), "fp16"), (nn.Conv2d(8, 4, 1), "fp32")])
 def test_a_model_that_would_answer_in_fp16_is_looked_at_in_fp32(head: nn.Module, kind: str) -> None:
     heard: list[str] = []
-    assert faithful_attack_model(Headed(head), "fp16", torch.rand(2, 1, 8, 8), heard.append, compiles=False).kind == kind
-    assert heard == ([] if kind == "fp16" else ["the model does not compute in fp16: the attack looks at it in fp32"])
+    assert (
+        faithful_attack_model(Headed(head), "fp16", torch.rand(2, 1, 8, 8), heard.append, compiles=False).kind
+        == kind
+    )
+    assert heard == (
+        [] if kind == "fp16" else ["the model does not compute in fp16: the attack looks at it in fp32"]
+    )
 
 
 def test_each_image_has_its_gradient_however_long_those_of_others_are() -> None:
@@ -127,7 +135,15 @@ def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
             made.gradient.copy_(found)
 
         logits = model(like).detach()
-        made = ModelGraph(like.clone(), logits, torch.zeros_like(logits), torch.zeros_like(like), Graph(forward_weight), Graph(backward_weight), tape)  # type: ignore[arg-type]
+        made = ModelGraph(
+            like.clone(),
+            logits,
+            torch.zeros_like(logits),
+            torch.zeros_like(like),
+            Graph(forward_weight),  # type: ignore[arg-type]
+            Graph(backward_weight),  # type: ignore[arg-type]
+            tape,
+        )
         return made
 
     monkeypatch.setattr(acceleration, "record", record)
@@ -151,7 +167,9 @@ def slope(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize(("name", "kind"), [("tiny_cnn", "fp16"), ("mlp", "fp32")])
-def test_recordings_answer_as_the_model_does_in_fp16_where_there_are_convolutions(name: str, kind: str) -> None:
+def test_recordings_answer_as_the_model_does_in_fp16_where_there_are_convolutions(
+    name: str, kind: str
+) -> None:
     model = net(name)
     quick = Emulated(model, 100, half=True)
     for n in (100, 20, 70, 100):
@@ -171,12 +189,16 @@ def test_what_fp16_cannot_hold_is_noticed_once_for_its_batch(backward_weight: bo
             self.inner = net()
 
         def forward(self, x: Tensor) -> Tensor:  # logits that are small, with a gradient that is not
-            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
+            out: Tensor = (
+                self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
+            )
             return out
 
     model = Steep()
     quick, x, more = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8), torch.rand(30, 1, 8, 8)
-    odd = torch.where(torch.rand_like(more) < 0.5, 1.5, more) if backward_weight else 1e5 * more  # ends behind the rows of the next
+    odd = (
+        torch.where(torch.rand_like(more) < 0.5, 1.5, more) if backward_weight else 1e5 * more
+    )  # ends behind the rows of the next
     for _ in range(2):
         quick.begin()
         slope(quick, x)
@@ -208,19 +230,31 @@ def test_where_nothing_more_can_be_recorded_in_fp16_it_is_given_up_and_a_batch_t
 ) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
     recorded: Any = vars(acceleration)["record"]
-    monkeypatch.setattr(acceleration, "record", lambda *given: None if given[2].overflow is not None and len(given[1]) > 40 else recorded(*given))
+    monkeypatch.setattr(
+        acceleration,
+        "record",
+        lambda *given: None if given[2].overflow is not None and len(given[1]) > 40 else recorded(*given),
+    )
     model = net()
     quick = Emulated(model, 100, half=True)
     assert batch(quick, model, 20) == ("fp16", False)
     assert batch(quick, model, 20, 90) == ("fp32", True)
-    assert {precision for precision, *_ in (*quick.recordings, *((kind,) for kind in (*quick.folded, *quick.tapes)))} == {"fp32"}  # no memory is kept
+    assert {
+        precision
+        for precision, *_ in (*quick.recordings, *((kind,) for kind in (*quick.folded, *quick.tapes)))
+    } == {"fp32"}  # no memory is kept
     assert batch(quick, model, 20, 90) == ("fp32", False)
-    assert batch(Emulated(model, 100, half=True), model, 90, 20) == ("fp32", False)  # it had answered nothing yet
+    assert batch(Emulated(model, 100, half=True), model, 90, 20) == (
+        "fp32",
+        False,
+    )  # it had answered nothing yet
 
 
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("later", [False, True])
-def test_a_size_that_disagrees_in_fp16_turns_every_batch_that_asks_for_it_whatever_came_before(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_disagrees_in_fp16_turns_every_batch_that_asks_for_it_whatever_came_before(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
     made: list[weakref.ref[ModelGraph]] = []
 
@@ -239,15 +273,21 @@ def test_a_size_that_disagrees_in_fp16_turns_every_batch_that_asks_for_it_whatev
     monkeypatch.setattr(acceleration, "agrees", agreeing)
     model = net()
     asked = [(20,), (20, 90), (90,), (20,), (20, 90)]
-    expected = [("fp16" if later and 90 not in rows else "fp32", later and rows == (20, 90)) for rows in asked]
+    expected = [
+        ("fp16" if later and 90 not in rows else "fp32", later and rows == (20, 90)) for rows in asked
+    ]
     quick = Emulated(model, 100, half=True)
     assert [batch(quick, model, *rows) for rows in asked] == expected
-    assert [batch(Emulated(model, 100, half=True), model, *rows) for rows in asked] == expected  # as after an interruption
+    assert [
+        batch(Emulated(model, 100, half=True), model, *rows) for rows in asked
+    ] == expected  # as after an interruption
     assert len(made) > 1
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_a_batch_begun_in_fp16_begins_again_also_where_fp32_cannot_be_recorded_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_begun_in_fp16_begins_again_also_where_fp32_cannot_be_recorded_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
     monkeypatch.setattr(acceleration, "agrees", lambda one, model: agrees(one, model) and len(one.x) <= 40)
     model = net()
@@ -278,15 +318,21 @@ class Asserting(Viewing):
 
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("build", [Viewing, Asserting, lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(216, 10))])
-def test_a_model_that_looks_at_the_layout_is_left_in_its_own(build: Callable[[], nn.Module], half: bool) -> None:
+@pytest.mark.parametrize(
+    "build", [Viewing, Asserting, lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(216, 10))]
+)
+def test_a_model_that_looks_at_the_layout_is_left_in_its_own(
+    build: Callable[[], nn.Module], half: bool
+) -> None:
     torch.manual_seed(0)
     model, x = build().eval().requires_grad_(False), torch.rand(20, 3, 8, 8)
     quick = Emulated(model, 40, half)
     with torch.no_grad():
         quick(x)
     assert float((slope(quick, x) - slope(model, x)).norm() / slope(model, x).norm()) < 0.1
-    last = quick.model.get_parameter(next(iter(dict(model.named_parameters())))).is_contiguous(memory_format=torch.channels_last)
+    last = quick.model.get_parameter(next(iter(dict(model.named_parameters())))).is_contiguous(
+        memory_format=torch.channels_last
+    )
     assert last is (not isinstance(model, Viewing))
     assert all(one is not None for one in quick.recordings.values())
 
@@ -298,7 +344,9 @@ def test_a_model_that_draws_lots_on_the_host_is_not_recorded(monkeypatch: pytest
 
     monkeypatch.setattr(recordings, "host_sync", lambda mode: nullcontext())
     x, tape = torch.rand(2, 3).requires_grad_(), GraphPool(None)  # type: ignore[arg-type]
-    assert [recordings._passes(model, x, "error", tape) for model in (nn.Identity(), Lots(), nn.Dropout().eval())] == [True, False, True]
+    assert [
+        recordings._passes(model, x, "error", tape) for model in (nn.Identity(), Lots(), nn.Dropout().eval())
+    ] == [True, False, True]
 
 
 def test_a_model_that_cannot_be_copied_is_asked_itself() -> None:
@@ -325,7 +373,10 @@ def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch_and_answers
     assert torch.equal(alone, seen)
     assert torch.equal(late, kept)
     for _ in range(2):
-        (found,), (plain,) = (torch.autograd.grad(logits.logsumexp(1).sum(), one, retain_graph=True) for logits in (late, expected))
+        (found,), (plain,) = (
+            torch.autograd.grad(logits.logsumexp(1).sum(), one, retain_graph=True)
+            for logits in (late, expected)
+        )
         torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-5)
     before = found.clone()
     torch.autograd.grad(between.logsumexp(1).sum(), two)
@@ -336,10 +387,18 @@ def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch_and_answers
 def test_weights_for_which_fp16_takes_much_for_nothing_are_recorded_in_fp32() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(8)
-    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), norm, nn.Flatten(), nn.Linear(128, 10)).eval().requires_grad_(False)
+    model = (
+        nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), norm, nn.Flatten(), nn.Linear(128, 10)
+        )
+        .eval()
+        .requires_grad_(False)
+    )
     norm.weight.fill_(1e-7)
     norm.bias.fill_(1.0)  # the logits hardly depend on the images: only their gradient tells
-    assert faithful_attack_model(model, "fp16", torch.rand(2, 1, 8, 8), compiles=False).kind == "fp16"  # as far as other weights tell
+    assert (
+        faithful_attack_model(model, "fp16", torch.rand(2, 1, 8, 8), compiles=False).kind == "fp16"
+    )  # as far as other weights tell
     quick, x = Emulated(model, 40, half=True), torch.rand(20, 1, 8, 8)
     torch.testing.assert_close(slope(quick, x), slope(model, x), rtol=1e-3, atol=1e-11)
     assert quick.kind == "fp32"
@@ -382,7 +441,9 @@ class Narrow(Replayed):
 
 
 @pytest.mark.parametrize("name", ["natural", "pgd20"])
-def test_a_batch_that_fp16_led_astray_is_attacked_again_in_fp32(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_fp16_led_astray_is_attacked_again_in_fp32(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     test = digits().test.take(slice(30))
@@ -399,14 +460,25 @@ def test_a_batch_that_fp16_led_astray_is_attacked_again_in_fp32(name: str, tmp_p
     book = EvaluationCache(tmp_path, {"attack": name})
     found, _ = withstood(model, test, replace(THREAT, epsilon=0.005), name, attack, 0, 10, book)
     monkeypatch.undo()
-    plain, _ = withstood(model, test, replace(THREAT, epsilon=0.005), name, replace(attack, half=False), 0, 10, EvaluationCache(None, {}))
+    plain, _ = withstood(
+        model,
+        test,
+        replace(THREAT, epsilon=0.005),
+        name,
+        replace(attack, half=False),
+        0,
+        10,
+        EvaluationCache(None, {}),
+    )
     assert torch.equal(found, plain)
     assert [book.lines[name, number]["crafted"] for number in range(3)] == ["fp16", "fp32", "fp16"]
     assert book.attack_precision == "fp16 and fp32"
     assert {kind for kind, number in quick.seen} == {"fp16", "fp32"}
 
 
-def test_verdicts_in_fp16_lie_apart_from_others_and_those_of_before_still_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_in_fp16_lie_apart_from_others_and_those_of_before_still_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval()
     test, number = digits().test.take(slice(6)), 0
 

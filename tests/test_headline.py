@@ -20,7 +20,16 @@ from atcl.runs.run import Run
 from atcl.runs.start import train
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1"]
+SMALL = [
+    "--model",
+    "mlp",
+    "--stages.0.epochs",
+    "1",
+    "--stages.0.batch-size",
+    "700",
+    "--stages.0.budget.steps",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +42,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_each_model_is_the_one_that_the_ledger_speaks_of(name: str) -> None:
     card = cards()[name]
     dataset, _, method = card["name"].partition("/")
-    settings = {recipe(name), with_derived_weights(recipe(name))}  # a model of before is as good, and the page tells which it is
-    places = [ROOT / "results" / dataset / f"{method}-{digest(wanted)}" / f"seed-{card['seed']}" / "result.json" for wanted in settings]
-    (told,) = [found for found in map(read_json, filter(Path.exists, places)) if found["model"]["sha256"] == card["sha256"]]
+    settings = {
+        recipe(name),
+        with_derived_weights(recipe(name)),
+    }  # a model of before is as good, and the page tells which it is
+    places = [
+        ROOT / "results" / dataset / f"{method}-{digest(wanted)}" / f"seed-{card['seed']}" / "result.json"
+        for wanted in settings
+    ]
+    (told,) = [
+        found
+        for found in map(read_json, filter(Path.exists, places))
+        if found["model"]["sha256"] == card["sha256"]
+    ]
     assert card["name"] == name
     assert card["accuracy"] == {attack: one["accuracy"] for attack, one in told["metrics"].items()}
     assert not load(name).training
@@ -43,13 +62,23 @@ def test_each_model_is_the_one_that_the_ledger_speaks_of(name: str) -> None:
 
 def test_the_digits_model_is_as_good_as_its_card_says() -> None:
     test, card = DATASETS["digits"](None).test, cards()["digits/warmup-pla"]
-    found = evaluate(load("digits/warmup-pla"), test.x, test.truth.labels, epsilon=0.15, step_size=0.015, attacks=("natural", "pgd20"), checks=False)
+    found = evaluate(
+        load("digits/warmup-pla"),
+        test.x,
+        test.truth.labels,
+        epsilon=0.15,
+        step_size=0.015,
+        attacks=("natural", "pgd20"),
+        checks=False,
+    )
     assert found["natural"].accuracy == pytest.approx(card["accuracy"]["natural"], abs=0.3)
     assert found["pgd20"].accuracy == pytest.approx(card["accuracy"]["pgd20"], abs=0.6)
 
 
 def test_an_installed_package_has_them() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["atcl"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "atcl"
+    ]
     kept = [path.relative_to(ROOT / "src/atcl").as_posix() for path in SHELF.rglob("*") if path.is_file()]
     assert kept
     assert all(any(fnmatch(path, pattern) for pattern in patterns) for path in kept)

@@ -29,7 +29,9 @@ def weak(candidates: Tensor, transition: Tensor | None = None) -> WeakData:
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 @pytest.mark.parametrize("true", range(CLASSES))
-def test_over_all_sets_of_labels_the_estimate_is_the_loss_of_the_true_class(true: int, number: int, rng: Generator) -> None:
+def test_over_all_sets_of_labels_the_estimate_is_the_loss_of_the_true_class(
+    true: int, number: int, rng: Generator
+) -> None:
     sets = list(itertools.combinations([label for label in range(CLASSES) if label != true], number))
     loss = torch.rand(1, CLASSES, generator=rng).expand(len(sets), -1)
     estimates = unbiased_accuracy(loss, weak(rule_out(len(sets), CLASSES, sets)))
@@ -74,7 +76,9 @@ def test_the_estimated_accuracy_is_the_true_one_up_to_chance(model: nn.Module, l
     found = judge(model, weaken(split, labels, seed=1), THREAT)["accuracy_natural"]
     (true,) = measure(model, split, THREAT, ["natural"]).values()
     assert 30 < true.accuracy < 99.9
-    assert abs(100 * found.mean - true.accuracy) <= 4 * 100 * (found.error or 0) * (labels != Ordinary()) + 1e-9
+    assert (
+        abs(100 * found.mean - true.accuracy) <= 4 * 100 * (found.error or 0) * (labels != Ordinary()) + 1e-9
+    )
     assert found.images == 3000
 
 
@@ -114,7 +118,9 @@ def test_a_stronger_attack_lowers_what_withstands(model: nn.Module) -> None:
     assert shares[0] > shares[1] > shares[2]
 
 
-def test_the_model_is_left_as_it_was_and_the_batch_size_does_not_matter_to_natural_scores(model: nn.Module) -> None:
+def test_the_model_is_left_as_it_was_and_the_batch_size_does_not_matter_to_natural_scores(
+    model: nn.Module,
+) -> None:
     held = weaken(tiny.split(50, seed=9), Complementary(), 0)
     model.train()
     before, state = [tensor.clone() for tensor in model.state_dict().values()], torch.get_rng_state()
@@ -142,13 +148,24 @@ PLAIN = replace(tiny.RECIPES["digits/warmup-pla"], holdout=0.3)
 def test_every_rule_keeps_the_epoch_that_its_journal_shows_as_best(name: str, tmp_path: Path) -> None:
     rule = RULES[name]
     assert rule
-    run = train(replace(PLAIN, selection=name), out=tmp_path, problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
+    run = train(
+        replace(PLAIN, selection=name),
+        out=tmp_path,
+        problem=tiny.problem(PLAIN.labels),
+        build=tiny.TinyNet,
+        execution=tiny.ON_CPU,
+    )
     measured = {record["epoch"]: record[rule.key] for record in run.journal}
     competing = {epoch: value for epoch, value in measured.items() if rule.on == "test" or epoch >= 4}
     assert [PLAIN.stages[0].grown(epoch) for epoch in measured] == [False, False, False, True, True]
     result = run.result
     crafted = {"crafted": "fp32"} if name == "test_pgd20" else {}
-    assert result["selection"] == {"rule": name, "stage": 0, "epoch": chosen_epoch(rule, competing), **crafted}
+    assert result["selection"] == {
+        "rule": name,
+        "stage": 0,
+        "epoch": chosen_epoch(rule, competing),
+        **crafted,
+    }
     assert result["held"]["withstands"]["images"] == 6
     if rule.on == "held":  # the kept weights are those of that epoch
         assert result["held"][rule.metric]["mean"] == pytest.approx(measured[result["selection"]["epoch"]])
@@ -162,7 +179,9 @@ def test_a_teacher_can_be_chosen_without_truth(tmp_path: Path) -> None:
     wanted = replace(plain, stages=stages, holdout=0.3)
     assert wanted.needs == {"held"}
     assert not wanted.looks_at_test_truth
-    run = train(wanted, out=tmp_path, problem=tiny.problem(plain.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
+    run = train(
+        wanted, out=tmp_path, problem=tiny.problem(plain.labels), build=tiny.TinyNet, execution=tiny.ON_CPU
+    )
     assert run.result["selection"]["rule"] == "last"
 
 
@@ -190,9 +209,17 @@ def test_held_out_images_are_not_trained_on_and_follow_from_the_seed() -> None:
         ({"selection": "held_scel"}, "did you mean"),
     ],
 )
-def test_a_holdout_that_cannot_be_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_holdout_that_cannot_be_is_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(AtclError, match=message):
-        train(replace(PLAIN, **changes), out=tmp_path / "run", problem=tiny.problem(PLAIN.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)  # type: ignore[arg-type]
+        train(
+            replace(PLAIN, **changes),  # type: ignore[arg-type]
+            out=tmp_path / "run",
+            problem=tiny.problem(PLAIN.labels),
+            build=tiny.TinyNet,
+            execution=tiny.ON_CPU,
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -16,7 +16,9 @@ SHAPES = {"small_cnn": (1, 28, 28), "resnet18": (3, 32, 32)}
 
 def drawn_small() -> list[Tensor]:
     """The weights of SmallCNN in the order in which the official code makes its layers."""
-    convolutions = [nn.Conv2d(inputs, outputs, 3) for inputs, outputs in ((1, 32), (32, 32), (32, 64), (64, 64))]
+    convolutions = [
+        nn.Conv2d(inputs, outputs, 3) for inputs, outputs in ((1, 32), (32, 32), (32, 64), (64, 64))
+    ]
     linear = [nn.Linear(64 * 4 * 4, 200), nn.Linear(200, 200), nn.Linear(200, 10)]
     for layer in convolutions:
         nn.init.kaiming_normal_(layer.weight)
@@ -43,13 +45,20 @@ DRAWN: dict[str, Callable[[], list[Tensor]]] = {"small_cnn": drawn_small, "resne
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    return [tensor for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear) for tensor in layer.parameters(recurse=False)]
+    return [
+        tensor
+        for layer in model.modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+        for tensor in layer.parameters(recurse=False)
+    ]
 
 
 @pytest.mark.parametrize("loader_draws", [0, 1])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", DRAWN)
-def test_official_weights_are_those_of_the_official_order_bit_for_bit(name: str, seed: int, loader_draws: int) -> None:
+def test_official_weights_are_those_of_the_official_order_bit_for_bit(
+    name: str, seed: int, loader_draws: int
+) -> None:
     ours = weights(Official(loader_draws)(lambda: MODELS[name](10, SHAPES[name]), seed, 0))
     torch.manual_seed(seed)
     for _ in range(loader_draws):
@@ -61,7 +70,10 @@ def test_official_weights_are_those_of_the_official_order_bit_for_bit(name: str,
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_positive_control_other_draws_give_other_weights(name: str) -> None:
-    one, other, ours = (weights(kind(lambda: MODELS[name](10, SHAPES[name]), 1, 0)) for kind in (Official(0), Official(1), Derived()))
+    one, other, ours = (
+        weights(kind(lambda: MODELS[name](10, SHAPES[name]), 1, 0))
+        for kind in (Official(0), Official(1), Derived())
+    )
     assert not torch.equal(one[0], other[0])
     assert not torch.equal(one[0], ours[0])
 

@@ -46,18 +46,42 @@ def written(name: str, folder: Path, rounds: list[list[int]] = ROUNDS) -> str:
     elif name.endswith(".json"):
         path.write_text(json.dumps(rounds))
     elif name == "heading.csv":
-        lines = [f"{i}.png,{true},{','.join(map(str, labels))}" for i, (true, labels) in enumerate(zip(truth, rounds, strict=True))]
+        lines = [
+            f"{i}.png,{true},{','.join(map(str, labels))}"
+            for i, (true, labels) in enumerate(zip(truth, rounds, strict=True))
+        ]
         path.write_text("\n".join(["image,ord_label,cl_label_1,cl_label_2,cl_label_3", *lines]) + "\n")
     elif name == "early.pkl":
         path.write_bytes(pickle.dumps({"ord_labels": truth, "com_labels": rounds}))
     elif name.endswith(".pkl"):
-        path.write_bytes(pickle.dumps({"names": ["a"] * 4, "ord_labels": truth, "cl_labels": [[np.int64(label) for label in row] for row in rounds]}))
+        path.write_bytes(
+            pickle.dumps(
+                {
+                    "names": ["a"] * 4,
+                    "ord_labels": truth,
+                    "cl_labels": [[np.int64(label) for label in row] for row in rounds],
+                }
+            )
+        )
     else:
-        path.write_text("\n".join(("," if name.endswith(".csv") else " ").join(map(str, row)) for row in rounds))
+        path.write_text(
+            "\n".join(("," if name.endswith(".csv") else " ").join(map(str, row)) for row in rounds)
+        )
     return str(path)
 
 
-FILES = ["a.npz", "alone.npz", "a.npy", "a.json", "named.json", "a.csv", "heading.csv", "a.txt", "a.pkl", "early.pkl"]
+FILES = [
+    "a.npz",
+    "alone.npz",
+    "a.npy",
+    "a.json",
+    "named.json",
+    "a.csv",
+    "heading.csv",
+    "a.txt",
+    "a.pkl",
+    "early.pkl",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -128,7 +152,9 @@ def test_a_named_matrix_is_carried_for_forward(tmp_path: Path) -> None:
         ("a.npy", None, "is not there, or no file"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line(name: str, content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_refused_in_one_line(
+    name: str, content: str | None, message: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(AtclError, match=message) as caught:
@@ -137,8 +163,12 @@ def test_a_bad_file_is_refused_in_one_line(name: str, content: str | None, messa
 
 
 def test_images_with_every_class_ruled_out_are_counted(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([[0, 1, 2, 3, 0], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 1, 1, 1, 1]]))
-    with pytest.raises(AtclError, match=r"images with every class ruled out: 2, the first is number 1; use fewer rounds"):
+    np.save(
+        tmp_path / "a.npy", np.array([[0, 1, 2, 3, 0], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 1, 1, 1, 1]])
+    )
+    with pytest.raises(
+        AtclError, match=r"images with every class ruled out: 2, the first is number 1; use fewer rounds"
+    ):
         ruled_out(FromFile(str(tmp_path / "a.npy"), rounds=0))
     assert ruled_out(FromFile(str(tmp_path / "a.npy"), rounds=4))[2] == [1, 2, 3, 4]
 
@@ -150,7 +180,12 @@ def test_a_negative_number_of_rounds_is_refused() -> None:
 
 def release(path: Path, **changed: Any) -> None:
     """A release as its authors describe it: four lists of the same length, images in an order of their own."""
-    whole = {"names": [f"{i}.png" for i in range(6)], "images": list(COLOUR[::-1]), "ord_labels": LABELS[::-1].tolist(), "cl_labels": [[1, 2, 2]] * 6}
+    whole = {
+        "names": [f"{i}.png" for i in range(6)],
+        "images": list(COLOUR[::-1]),
+        "ord_labels": LABELS[::-1].tolist(),
+        "cl_labels": [[1, 2, 2]] * 6,
+    }
     path.write_bytes(pickle.dumps({**whole, **changed}))
 
 
@@ -160,7 +195,11 @@ def write_tests(folder: Path) -> None:
     (folder / "cifar-100-python").mkdir()
     (folder / "cifar-100-python" / "test").write_bytes(cifar_bytes(COLOUR[:2], LABELS[:2], b"coarse_labels"))
     for classes in (10, 20):
-        release(folder / f"clmicro_imagenet{classes}_test.pkl", images=list(COLOUR[:2]), ord_labels=LABELS[:2].tolist())
+        release(
+            folder / f"clmicro_imagenet{classes}_test.pkl",
+            images=list(COLOUR[:2]),
+            ord_labels=LABELS[:2].tolist(),
+        )
 
 
 def small(name: str) -> Release:
@@ -185,7 +224,16 @@ def test_released_images_come_with_the_labels_of_the_same_file(name: str, tmp_pa
 def test_an_early_release_with_flat_images_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "clcifar10.pkl"
     flat = COLOUR.transpose(0, 3, 1, 2).reshape(6, 3072)
-    path.write_bytes(pickle.dumps({"filenames": ["a"] * 6, "data": list(flat), "ord_labels": LABELS.tolist(), "com_labels": [[1]] * 6}))
+    path.write_bytes(
+        pickle.dumps(
+            {
+                "filenames": ["a"] * 6,
+                "data": list(flat),
+                "ord_labels": LABELS.tolist(),
+                "com_labels": [[1]] * 6,
+            }
+        )
+    )
     assert np.array_equal(readers.climage(path)[0], COLOUR)
 
 
@@ -226,7 +274,11 @@ def test_a_hostile_release_runs_nothing(tmp_path: Path) -> None:
 
 def test_a_scalar_in_a_pickle_is_a_number_and_nothing_else(tmp_path: Path) -> None:
     scalar = np.int64(3).__reduce__()[0]
-    for kind, content in ((np.dtype("O"), b"12345678"), (np.dtype("S3"), b"abc"), (np.dtype([("a", "O")]), b"12345678")):
+    for kind, content in (
+        (np.dtype("O"), b"12345678"),
+        (np.dtype("S3"), b"abc"),
+        (np.dtype([("a", "O")]), b"12345678"),
+    ):
         release(tmp_path / "a.pkl", cl_labels=[[Hostile((scalar, (kind, content)))]])
         with pytest.raises(AtclError, match=r"it asks for numpy\.dtype"):
             readers.climage_labels(tmp_path / "a.pkl", ("cl_labels",))

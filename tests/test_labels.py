@@ -12,7 +12,17 @@ from torch import Generator
 from atcl.core.errors import AtclError
 from atcl.core.settings import from_data, to_data
 from atcl.data.weak import WeakData, rule_out
-from atcl.datasets.labels import LABELS, Biased, Complementary, Drawn, FromFile, LabelSource, Ordinary, RandomSets, weaken
+from atcl.datasets.labels import (
+    LABELS,
+    Biased,
+    Complementary,
+    Drawn,
+    FromFile,
+    LabelSource,
+    Ordinary,
+    RandomSets,
+    weaken,
+)
 from atcl.datasets.truth import Split, Truth
 from atcl.recipes.catalogue import recipe
 from atcl.recipes.schema import KINDS
@@ -24,11 +34,21 @@ LABELS_DRAWN = 1_000_000
 
 EXAMPLES: dict[str, list[Drawn]] = {
     "ordinary": [Ordinary()],
-    "complementary": [Complementary(), Complementary(3), Complementary(wrong=0.1), Complementary(3, wrong=0.25), Complementary(9, wrong=1.0)],
+    "complementary": [
+        Complementary(),
+        Complementary(3),
+        Complementary(wrong=0.1),
+        Complementary(3, wrong=0.25),
+        Complementary(9, wrong=1.0),
+    ],
     "random-sets": [RandomSets()],
     "biased": [Biased("weak"), Biased("strong"), Biased("strong", matrix_seed=5), Biased("clcifar10")],
 }
-DRAWN = [pytest.param(source, id=f"{kind}-{place}") for kind, sources in EXAMPLES.items() for place, source in enumerate(sources)]
+DRAWN = [
+    pytest.param(source, id=f"{kind}-{place}")
+    for kind, sources in EXAMPLES.items()
+    for place, source in enumerate(sources)
+]
 
 
 def test_every_source_that_draws_has_examples_here_and_the_others_have_a_file() -> None:
@@ -47,7 +67,9 @@ def test_a_million_labels_follow_the_requested_matrix(source: Drawn, rng: Genera
 
 
 @pytest.mark.parametrize("source", DRAWN)
-def test_the_true_class_is_ruled_out_only_at_the_rate_that_the_source_declares(source: Drawn, rng: Generator) -> None:
+def test_the_true_class_is_ruled_out_only_at_the_rate_that_the_source_declares(
+    source: Drawn, rng: Generator
+) -> None:
     candidates = source(TRUE, 10, rng)
     kept = candidates.gather(1, TRUE[:, None])
     assert bool(kept.all()) == bool((source.shares(10).diagonal() == 0).all())
@@ -70,7 +92,9 @@ def test_what_a_source_says_of_itself_holds_for_its_data(source: Drawn) -> None:
 def test_labels_follow_from_the_seed_alone(source: Drawn) -> None:
     truth = Truth(torch.arange(10).repeat(40), 10)
     state = torch.get_rng_state()
-    one, two, other = (weaken(Split(torch.zeros(400, 1, 2, 2), truth), source, seed).candidates for seed in (1, 1, 2))
+    one, two, other = (
+        weaken(Split(torch.zeros(400, 1, 2, 2), truth), source, seed).candidates for seed in (1, 1, 2)
+    )
     assert torch.equal(one, two)
     assert torch.equal(one, other) == isinstance(source, Ordinary)
     assert torch.equal(state, torch.get_rng_state())
@@ -85,7 +109,9 @@ def test_without_noise_the_draw_is_the_one_that_committed_results_rest_on() -> N
 
 
 def test_noise_puts_the_true_class_into_a_set_and_leaves_the_other_sets_as_they_are() -> None:
-    clean, noisy = (Complementary(3, wrong)(TRUE, 10, torch.Generator().manual_seed(1)) for wrong in (0.0, 0.2))
+    clean, noisy = (
+        Complementary(3, wrong)(TRUE, 10, torch.Generator().manual_seed(1)) for wrong in (0.0, 0.2)
+    )
     mistaken = ~noisy.gather(1, TRUE[:, None])[:, 0]
     assert torch.equal(clean[~mistaken], noisy[~mistaken])
     assert ((~noisy).sum(1) == 3).all()
@@ -93,8 +119,12 @@ def test_noise_puts_the_true_class_into_a_set_and_leaves_the_other_sets_as_they_
 
 def test_weak_and_strong_are_the_matrices_of_libcll() -> None:
     # its first rows for ten classes and seed 1126
-    assert Biased("weak").shares(10)[0].tolist() == pytest.approx([0, 0.25 / 3, 0.1, 0.1, 0.25 / 3, 0.15, 0.15, 0.15, 0.25 / 3, 0.1])
-    assert Biased("strong").shares(10)[0].tolist() == pytest.approx([0, 0.01 / 3, 0.08, 0.08, 0.01 / 3, 0.25, 0.25, 0.25, 0.01 / 3, 0.08])
+    assert Biased("weak").shares(10)[0].tolist() == pytest.approx(
+        [0, 0.25 / 3, 0.1, 0.1, 0.25 / 3, 0.15, 0.15, 0.15, 0.25 / 3, 0.1]
+    )
+    assert Biased("strong").shares(10)[0].tolist() == pytest.approx(
+        [0, 0.01 / 3, 0.08, 0.08, 0.01 / 3, 0.25, 0.25, 0.25, 0.01 / 3, 0.08]
+    )
     assert not torch.equal(Biased("strong", matrix_seed=1).shares(10), Biased("strong").shares(10))
 
 
@@ -111,7 +141,9 @@ def test_thirds_share_the_labels_alike_for_any_number_of_classes(classes: int) -
 
 def test_the_labels_of_people_are_in_the_package_with_their_source() -> None:
     matrix = Biased("clcifar10").shares(10)
-    assert matrix.diagonal().tolist() == pytest.approx([0.0576, 0.0596, 0.0414, 0.0386, 0.035, 0.0328, 0.0404, 0.03, 0.0328, 0.0376])
+    assert matrix.diagonal().tolist() == pytest.approx(
+        [0.0576, 0.0596, 0.0414, 0.0386, 0.035, 0.0328, 0.0404, 0.03, 0.0328, 0.0376]
+    )
     assert float(matrix[3, 1]) == pytest.approx(0.1728)
 
 
@@ -121,7 +153,9 @@ def write_matrix(path: Path, rows: list[list[float]]) -> None:
     elif path.suffix == ".json":
         path.write_text(json.dumps({"T": rows, "classes": ["a", "b", "c"]} if path.stem == "named" else rows))
     else:
-        path.write_text("\n".join(("," if path.suffix == ".csv" else "  ").join(map(str, row)) for row in rows) + "\n")
+        path.write_text(
+            "\n".join(("," if path.suffix == ".csv" else "  ").join(map(str, row)) for row in rows) + "\n"
+        )
 
 
 ROWS = [[0.0, 0.75, 0.25], [0.5, 0.0, 0.5], [0.9, 0.05, 0.05]]
@@ -153,7 +187,9 @@ def test_a_matrix_can_come_from_a_file(name: str, tmp_path: Path) -> None:
         ("stong", None, "unknown matrix '.*stong'"),
     ],
 )
-def test_a_bad_matrix_is_refused_in_one_line(name: str, content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_bad_matrix_is_refused_in_one_line(
+    name: str, content: str | None, message: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(AtclError, match=message) as caught:
@@ -182,8 +218,13 @@ def test_bad_settings_of_a_source_are_refused(bad: Callable[[], object], message
         bad()
 
 
-@pytest.mark.parametrize(("labels", "allowed"), [(Biased("weak"), True), (FromFile("a.npy"), True), (FromFile("a.npy", rounds=2), False)])
-def test_losses_for_a_single_label_take_every_source_that_gives_one(labels: LabelSource, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("labels", "allowed"),
+    [(Biased("weak"), True), (FromFile("a.npy"), True), (FromFile("a.npy", rounds=2), False)],
+)
+def test_losses_for_a_single_label_take_every_source_that_gives_one(
+    labels: LabelSource, allowed: bool
+) -> None:
     plain = recipe("digits/direct-forward")
     if not allowed:
         with pytest.raises(AtclError, match="exactly one complementary label"):
@@ -209,7 +250,9 @@ def test_sizes_of_random_sets_follow_the_official_code(rng: Generator) -> None:
     size = (~RandomSets()(TRUE, 10, rng)).sum(1)
     for number in range(1, 10):
         expected = math.comb(10, number) / (2**10 - 2)
-        assert abs(float((size == number).float().mean()) - expected) <= 4.5 * math.sqrt(expected * (1 - expected) / len(TRUE))
+        assert abs(float((size == number).float().mean()) - expected) <= 4.5 * math.sqrt(
+            expected * (1 - expected) / len(TRUE)
+        )
     assert float(size.float().mean()) == pytest.approx(5.0, abs=0.05)
 
 
@@ -228,7 +271,10 @@ def test_rule_out_one_or_several() -> None:
     assert rule_out(2, 3, torch.tensor([0, 2])).tolist() == [[False, True, True], [True, True, False]]
     assert rule_out(2, 3, np.array([0, 2])).tolist() == [[False, True, True], [True, True, False]]
     assert rule_out(2, 3, [np.int64(0), np.uint8(2)]).tolist() == [[False, True, True], [True, True, False]]
-    assert rule_out(2, 4, np.array([[0, 1], [3, 3]])).tolist() == [[False, False, True, True], [True, True, True, False]]
+    assert rule_out(2, 4, np.array([[0, 1], [3, 3]])).tolist() == [
+        [False, False, True, True],
+        [True, True, True, False],
+    ]
     assert rule_out(2, 4, [[0, 1], [3]]).tolist() == [[False, False, True, True], [True, True, True, False]]
     with pytest.raises(AtclError, match="image 1 has complementary label 3"):
         rule_out(2, 3, [0, 3])

@@ -15,8 +15,12 @@ QUICK = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "at_least", "at_most"), [("warmup-pla", 35, 75), ("direct-log", 0, 20), ("oracle", 60, 100)])
-def test_robustness_appears_where_the_paper_says(method: str, at_least: float, at_most: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "at_least", "at_most"), [("warmup-pla", 35, 75), ("direct-log", 0, 20), ("oracle", 60, 100)]
+)
+def test_robustness_appears_where_the_paper_says(
+    method: str, at_least: float, at_most: float, tmp_path: Path
+) -> None:
     run = train(METHODS[method](QUICK), seed=1, out=tmp_path, execution=Execution(device="cpu"))
     pgd20 = run.result["metrics"]["pgd20"]["accuracy"]
     assert at_least <= pgd20 <= at_most

@@ -37,11 +37,17 @@ def trained(epsilon: float) -> nn.Module:
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = TinyCNN(10, width=8) if epsilon else nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        net = (
+            TinyCNN(10, width=8)
+            if epsilon
+            else nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        )
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     for index in [batch for _ in range(8) for batch in torch.randperm(len(x), generator=rng).split(50)]:
         loss = partial(F.cross_entropy, target=labels[index])
-        adv = pgd(net, x[index], loss, epsilon=epsilon, step_size=epsilon / 2, steps=3 if epsilon else 0, rng=rng)
+        adv = pgd(
+            net, x[index], loss, epsilon=epsilon, step_size=epsilon / 2, steps=3 if epsilon else 0, rng=rng
+        )
         optimizer.zero_grad()
         loss(net(adv)).backward()
         optimizer.step()
@@ -51,13 +57,22 @@ def trained(epsilon: float) -> nn.Module:
 
 def asked(model: nn.Module, norm: str = "linf", images: int = 60, queries: int = 60) -> dict[str, Flag]:
     test = data().test
-    return {flag.name: flag for flag in suspicions(model, test.x, test.truth.labels, THREATS[norm], images=images, queries=queries)}
+    return {
+        flag.name: flag
+        for flag in suspicions(
+            model, test.x, test.truth.labels, THREATS[norm], images=images, queries=queries
+        )
+    }
 
 
 class Masked(nn.Module):
     """The naturally trained network behind a change of its input and before one of its output."""
 
-    def __init__(self, before: Callable[[Tensor], Tensor] = lambda x: x, after: Callable[[Tensor], Tensor] = lambda logits: logits) -> None:
+    def __init__(
+        self,
+        before: Callable[[Tensor], Tensor] = lambda x: x,
+        after: Callable[[Tensor], Tensor] = lambda logits: logits,
+    ) -> None:
         super().__init__()
         self.net, self.before, self.after = trained(0), before, after
 
@@ -86,16 +101,29 @@ class Case:
 
 CASES = {
     "saturated logits": Case(lambda: Masked(after=lambda logits: logits * 1e4), {"saturated", "erasing"}),
-    "quantised input": Case(lambda: Masked(lambda x: (16 * x).round() / 16), {"zero_gradient", "erasing", "square"}),
-    "thresholded input": Case(lambda: Masked(lambda x: (x > 0.5).float()), {"zero_gradient", "erasing", "square", "noise"}),
+    "quantised input": Case(
+        lambda: Masked(lambda x: (16 * x).round() / 16), {"zero_gradient", "erasing", "square"}
+    ),
+    "thresholded input": Case(
+        lambda: Masked(lambda x: (x > 0.5).float()), {"zero_gradient", "erasing", "square", "noise"}
+    ),
     "gradient cut off": Case(lambda: Masked(lambda x: x.detach()), {"zero_gradient", "erasing", "square"}),
-    "no graph at all": Case(lambda: Masked(after=lambda logits: logits.detach()), {"zero_gradient", "erasing", "square"}),
+    "no graph at all": Case(
+        lambda: Masked(after=lambda logits: logits.detach()), {"zero_gradient", "erasing", "square"}
+    ),
     "gradient that turns around": Case(lambda: Liar(patience=6), {"more_steps", "erasing", "square"}),
     "noise layer": Case(lambda: Masked(lambda x: x + 0.1 * torch.randn_like(x)), {"randomised"}, alone=True),
-    "softmax output": Case(lambda: Masked(after=lambda logits: logits.softmax(1)), {"probabilities"}, alone=True),
-    "one class for all": Case(lambda: Masked(after=lambda logits: logits + 500 * torch.eye(10)[3]), {"constant"}, alone=True),
+    "softmax output": Case(
+        lambda: Masked(after=lambda logits: logits.softmax(1)), {"probabilities"}, alone=True
+    ),
+    "one class for all": Case(
+        lambda: Masked(after=lambda logits: logits + 500 * torch.eye(10)[3]), {"constant"}, alone=True
+    ),
     "NaN output": Case(lambda: Masked(after=lambda logits: logits / 0 * 0), {"not_finite"}, alone=True),
-    "NaN gradient": Case(lambda: Masked(after=lambda logits: logits + (logits - logits).sqrt()), {"not_finite", "erasing", "square"}),
+    "NaN gradient": Case(
+        lambda: Masked(after=lambda logits: logits + (logits - logits).sqrt()),
+        {"not_finite", "erasing", "square"},
+    ),
 }
 
 
@@ -129,7 +157,16 @@ def test_the_honest_models_differ_in_robustness_so_that_both_cases_are_seen() ->
     test = data().test
     left = []
     for epsilon in (0, 0.15):
-        evidence = gather_evidence(trained(epsilon), test.x, test.truth.labels, THREATS["linf"], seed=0, batch_size=256, images=120, queries=1)
+        evidence = gather_evidence(
+            trained(epsilon),
+            test.x,
+            test.truth.labels,
+            THREATS["linf"],
+            seed=0,
+            batch_size=256,
+            images=120,
+            queries=1,
+        )
         assert evidence.right.float().mean() > 0.85
         left.append(float(evidence.kept(evidence.pgd20).float().mean()))
     assert left[0] < 0.35 < 0.45 < left[1]
@@ -149,15 +186,24 @@ def test_one_class_for_all_images_is_right_where_they_are_of_one_class() -> None
     test = data().test
     three = test.truth.labels == 3
     collapsed = CASES["one class for all"].build()
-    names = [flag.name for flag in suspicions(collapsed, test.x[three][:20], test.truth.labels[three][:20], THREATS["linf"], queries=10)]
+    names = [
+        flag.name
+        for flag in suspicions(
+            collapsed, test.x[three][:20], test.truth.labels[three][:20], THREATS["linf"], queries=10
+        )
+    ]
     assert "constant" not in names
 
 
-@pytest.mark.parametrize(("n", "others", "flagged"), [(40, 0, True), (40, 1, False), (200, 4, True), (200, 5, False)])
+@pytest.mark.parametrize(
+    ("n", "others", "flagged"), [(40, 0, True), (40, 1, False), (200, 4, True), (200, 5, False)]
+)
 def test_a_few_other_answers_of_many_do_not_hide_a_collapse(n: int, others: int, flagged: bool) -> None:
     x = torch.full((n, 1, 6, 6), 0.25)
     labels = torch.arange(n) % 2
-    evidence = gather_evidence(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1)
+    evidence = gather_evidence(
+        brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=n, images=n, queries=1
+    )
     passes = torch.eye(2)[(torch.arange(n) < others).long()].expand(5, n, 2)
     assert (CHECKS["constant"](replace(evidence, passes=passes)) is not None) == flagged
 
@@ -167,7 +213,14 @@ def test_images_of_one_class_do_not_make_a_masked_model_look_hopeless() -> None:
     three = test.truth.labels == 3
     names = [
         flag.name
-        for flag in suspicions(Masked(lambda x: x.detach()), test.x[three], test.truth.labels[three], THREATS["linf"], images=20, queries=10)
+        for flag in suspicions(
+            Masked(lambda x: x.detach()),
+            test.x[three],
+            test.truth.labels[three],
+            THREATS["linf"],
+            images=20,
+            queries=10,
+        )
     ]
     assert "zero_gradient" in names
 
@@ -182,15 +235,34 @@ def test_what_is_not_finite_for_some_images_is_counted_and_the_rest_is_judged() 
 
 
 @pytest.mark.parametrize(
-    ("drawn", "climbed", "flagged"), [(0, 0, False), (2, 2, False), (5, 5, True), (5, 6, False), (5, 4, True), (20, 20, False), (18, 20, False)]
+    ("drawn", "climbed", "flagged"),
+    [
+        (0, 0, False),
+        (2, 2, False),
+        (5, 5, True),
+        (5, 6, False),
+        (5, 4, True),
+        (20, 20, False),
+        (18, 20, False),
+    ],
 )
-def test_noise_as_strong_as_pgd_is_flagged_unless_both_break_nothing_or_everything(drawn: int, climbed: int, flagged: bool) -> None:
+def test_noise_as_strong_as_pgd_is_flagged_unless_both_break_nothing_or_everything(
+    drawn: int, climbed: int, flagged: bool
+) -> None:
     x = torch.full((20, 1, 6, 6), 0.25)
     labels = torch.zeros(20, dtype=torch.int64)
-    evidence = gather_evidence(brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=20, images=20, queries=1)
-    broken = torch.arange(20)[:, None]  # the same images first, so that noise breaks none that PGD20 leaves unless it breaks more
+    evidence = gather_evidence(
+        brightness(2), x, labels, Threat(0.01, 0.001), seed=0, batch_size=20, images=20, queries=1
+    )
+    broken = torch.arange(20)[
+        :, None
+    ]  # the same images first, so that noise breaks none that PGD20 leaves unless it breaks more
     right, wrong = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
-    told = replace(evidence, noise=torch.where(broken < drawn, wrong, right), pgd20=torch.where(broken < climbed, wrong, right))
+    told = replace(
+        evidence,
+        noise=torch.where(broken < drawn, wrong, right),
+        pgd20=torch.where(broken < climbed, wrong, right),
+    )
     assert (CHECKS["noise"](told) is not None) == flagged
 
 
@@ -209,12 +281,16 @@ def brightness(classes: int) -> nn.Module:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_two_or_three_classes_are_enough(classes: int, norm: str) -> None:
     labels = torch.arange(30) % classes
-    x = ((labels + 0.5) / classes).view(-1, 1, 1, 1).expand(-1, 1, 6, 7) + 0.02 * torch.randn(30, 1, 6, 7, generator=torch.Generator().manual_seed(0))
+    x = ((labels + 0.5) / classes).view(-1, 1, 1, 1).expand(-1, 1, 6, 7) + 0.02 * torch.randn(
+        30, 1, 6, 7, generator=torch.Generator().manual_seed(0)
+    )
     honest, threat = brightness(classes), Threat(0.02, 0.002, norm)
     assert suspicions(honest, x, labels, threat, queries=10, batch_size=15) == []
     cut = nn.Sequential(honest)
     cut.register_forward_pre_hook(lambda module, inputs: (inputs[0].detach(),))
-    assert {"zero_gradient", "erasing"} <= {flag.name for flag in suspicions(cut, x, labels, threat, queries=10, batch_size=15)}
+    assert {"zero_gradient", "erasing"} <= {
+        flag.name for flag in suspicions(cut, x, labels, threat, queries=10, batch_size=15)
+    }
 
 
 def test_a_model_that_is_never_right_leaves_nothing_to_break() -> None:
@@ -231,7 +307,12 @@ def test_the_model_and_the_random_state_are_left_as_found_and_a_seed_fixes_the_a
     modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
     tiny = split()
-    one, two = (gather_evidence(model, tiny.x, tiny.truth.labels, THREATS["linf"], seed=4, batch_size=3, images=15, queries=5) for _ in range(2))
+    one, two = (
+        gather_evidence(
+            model, tiny.x, tiny.truth.labels, THREATS["linf"], seed=4, batch_size=3, images=15, queries=5
+        )
+        for _ in range(2)
+    )
     assert modes == [module.training for module in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
@@ -260,7 +341,9 @@ def test_square_takes_images_of_any_size_and_stays_in_the_ball(norm: str, size: 
 
 def test_square_finds_what_is_there_to_find() -> None:
     x = torch.full((4, 1, 8, 8), 0.48)
-    adv = square_attack(brightness(2), x, torch.zeros(4, dtype=torch.int64), Threat(0.1, 0.1), queries=100, seed=1)
+    adv = square_attack(
+        brightness(2), x, torch.zeros(4, dtype=torch.int64), Threat(0.1, 0.1), queries=100, seed=1
+    )
     assert (brightness(2)(adv).argmax(1) == 1).all()
 
 

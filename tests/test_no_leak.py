@@ -16,7 +16,11 @@ from atcl.runs.start import train
 from atcl.training import loop
 from tests import tiny
 
-BLIND = {name: recipe for name, recipe in tiny.RECIPES.items() if not isinstance(recipe.labels, Ordinary) and not recipe.looks_at_test_truth}
+BLIND = {
+    name: recipe
+    for name, recipe in tiny.RECIPES.items()
+    if not isinstance(recipe.labels, Ordinary) and not recipe.looks_at_test_truth
+}
 
 
 def permuted(problem: Problem) -> Problem:

@@ -29,7 +29,13 @@ ALL = tuple(OBSERVATIONS)
 WATCHED = ("digits/warmup-pla", "digits/two-stage", "digits/trades", "cifar10/oracle", "mnist/direct-nn")
 
 
-def go(folder: Path, recipe: Recipe, observe: tuple[str, ...], every: int | None = 1, watcher: Watcher | None = None) -> Run:
+def go(
+    folder: Path,
+    recipe: Recipe,
+    observe: tuple[str, ...],
+    every: int | None = 1,
+    watcher: Watcher | None = None,
+) -> Run:
     return train(
         recipe,
         out=folder,
@@ -57,7 +63,9 @@ def test_a_run_is_the_same_to_the_last_bit_with_and_without_onlookers(name: str,
     assert told(alone) == told(watched)
     assert not (alone.folder / ANALYSIS).exists()
     records = observed(watched)
-    assert [(one["stage"], one["epoch"]) for one in records] == [(one["stage"], one["epoch"]) for one in watched.journal]
+    assert [(one["stage"], one["epoch"]) for one in records] == [
+        (one["stage"], one["epoch"]) for one in watched.journal
+    ]
     for one in records:
         assert one["gradient.first_norm"] > 0
         assert 0 <= one["gradient.variance"] <= 1
@@ -80,7 +88,9 @@ def test_a_run_that_was_stopped_records_what_it_would_have_recorded(tmp_path: Pa
     whole = go(tmp_path / "whole", recipe, ALL)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "stopped", recipe, ALL, watcher=Stop())
-    journal.append(tmp_path / "stopped" / ANALYSIS, {"stage": 0, "epoch": 3})  # of an epoch that no checkpoint holds
+    journal.append(
+        tmp_path / "stopped" / ANALYSIS, {"stage": 0, "epoch": 3}
+    )  # of an epoch that no checkpoint holds
     assert observed(go(tmp_path / "stopped", recipe, ALL)) == observed(whole)
 
 
@@ -93,7 +103,10 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
     assert observed(alone) == found
     assert [one["epoch"] for one in found] == [one["epoch"] for one in alone.journal[-2:]]
     for then, now in zip(observed(watched)[-2:], found, strict=True):
-        steps = {"gradient.first_norm", "gradient.last_norm"}  # a checkpoint has none: the norms are those of one batch
+        steps = {
+            "gradient.first_norm",
+            "gradient.last_norm",
+        }  # a checkpoint has none: the norms are those of one batch
         batch = {"gradient.batch_first_norm", "gradient.batch_last_norm"}
         assert now.keys() - batch == then.keys() - steps
         for key in now.keys() - batch:  # training lays weights out otherwise, which shows in the last digits
@@ -103,7 +116,12 @@ def test_a_checkpoint_shows_afterwards_what_onlookers_saw(name: str, tmp_path: P
     observe_checkpoints(alone, ALL, problem=problem, device="cpu", build=tiny.TinyNet)
     assert observed(alone) == found  # nothing twice
     with pytest.raises(AtclError, match="differs in data"):
-        observe_checkpoints(alone, ("gradients",), problem=replace(problem, train=problem.train.take(torch.arange(19)), truth=None), build=tiny.TinyNet)
+        observe_checkpoints(
+            alone,
+            ("gradients",),
+            problem=replace(problem, train=problem.train.take(torch.arange(19)), truth=None),
+            build=tiny.TinyNet,
+        )
 
 
 def test_the_norm_that_is_noted_is_that_of_the_step_which_was_taken(tmp_path: Path) -> None:
@@ -112,10 +130,15 @@ def test_the_norm_that_is_noted_is_that_of_the_step_which_was_taken(tmp_path: Pa
     recipe = replace(recipe, stages=(stage,))
     run = go(tmp_path, recipe, ("gradients",))
     untrained = train_nothing(tmp_path / "untrained", recipe)
-    moved = [after.detach() - before for after, before in zip(run.model(build=tiny.TinyNet).parameters(), untrained, strict=True)]
+    moved = [
+        after.detach() - before
+        for after, before in zip(run.model(build=tiny.TinyNet).parameters(), untrained, strict=True)
+    ]
     (record,) = observed(run)
     for key, parts in (("gradient.first_norm", moved[:2]), ("gradient.last_norm", moved[-2:])):
-        assert record[key] == pytest.approx(float(torch.cat([part.flatten() for part in parts]).norm()) / 0.5, rel=1e-3)
+        assert record[key] == pytest.approx(
+            float(torch.cat([part.flatten() for part in parts]).norm()) / 0.5, rel=1e-3
+        )
 
 
 def train_nothing(folder: Path, recipe: Recipe) -> list[torch.Tensor]:
@@ -147,7 +170,9 @@ def test_what_so_short_a_run_cannot_afford_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("device", "weight", "fewest"), [("cpu", 1, 20), ("cuda", ON_GPU, 9)])
 @pytest.mark.parametrize("name", ["kuzushiji/oracle", "kuzushiji/warmup-pla", "cifar10/warmup-pla"])
-def test_by_default_all_onlookers_together_keep_to_their_share(name: str, device: str, weight: float, fewest: int) -> None:
+def test_by_default_all_onlookers_together_keep_to_their_share(
+    name: str, device: str, weight: float, fewest: int
+) -> None:
     stage, sizes = RECIPES[name]().stages[0], {"kuzushiji": 60_000, "cifar10": 50_000}
     images = sizes[name.partition("/")[0]]
     problem = tiny.problem(RECIPES[name]().labels)
@@ -162,13 +187,21 @@ def test_by_default_all_onlookers_together_keep_to_their_share(name: str, device
     work = images * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
     plan = planned_epochs(ALL, stage, sized, torch.device(device))
     assert min(map(len, plan.values())) >= fewest, "too few to draw a curve from"
-    assert weight * sum(OBSERVATIONS[each].passes(stage, sized) * len(epochs) for each, epochs in plan.items()) <= SHARE * work
+    assert (
+        weight * sum(OBSERVATIONS[each].passes(stage, sized) * len(epochs) for each, epochs in plan.items())
+        <= SHARE * work
+    )
     for each in ALL:
         assert len(planned_epochs([each], stage, sized, torch.device(device))[each]) >= 20
 
 
-@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])
-def test_what_is_recorded_at_the_first_look_sees_later_epochs_as_they_are(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"],
+)
+def test_what_is_recorded_at_the_first_look_sees_later_epochs_as_they_are(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine that always runs the first work that it was given: on a GPU a recording does."""
 
     @dataclass(frozen=True)
@@ -204,5 +237,11 @@ def test_what_cannot_be_observed_is_refused_before_anything_is_written(
     recipe = tiny.RECIPES["digits/warmup-pla"]
     problem = replace(tiny.problem(recipe.labels), **missing)  # type: ignore[arg-type]
     with pytest.raises(AtclError, match=says):
-        train(recipe, out=tmp_path / "run", problem=problem, build=tiny.TinyNet, execution=Execution(observing=Observers(observe, every)))
+        train(
+            recipe,
+            out=tmp_path / "run",
+            problem=problem,
+            build=tiny.TinyNet,
+            execution=Execution(observing=Observers(observe, every)),
+        )
     assert not (tmp_path / "run").exists()

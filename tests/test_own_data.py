@@ -25,7 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("own")
     found = digits()
     dice = np.random.default_rng(0)
-    with (place / "not.csv").open("w", newline="") as page, (place / "truth.csv").open("w", newline="") as truth:
+    with (
+        (place / "not.csv").open("w", newline="") as page,
+        (place / "truth.csv").open("w", newline="") as truth,
+    ):
         weak, true = csv.writer(page), csv.writer(truth)
         weak.writerow(["file", "not"])
         true.writerow(["file", "class"])
@@ -47,8 +50,26 @@ def run(folder: Path) -> Path:
     """A model trained from the shell, by the digits' settings cut short."""
     out = folder / "run"
     short = [
-        *("--stages.0.epochs", "16", "--stages.0.strength.after", "10", "--stages.0.strength.over", "4", "--stages.0.gamma.after", "10"),
-        *("--stages.0.gamma.over", "4", "--stages.0.supervision.last", "12", "--stages.0.budget.steps", "3", "--stages.0.lr.value", "0.003"),
+        *(
+            "--stages.0.epochs",
+            "16",
+            "--stages.0.strength.after",
+            "10",
+            "--stages.0.strength.over",
+            "4",
+            "--stages.0.gamma.after",
+            "10",
+        ),
+        *(
+            "--stages.0.gamma.over",
+            "4",
+            "--stages.0.supervision.last",
+            "12",
+            "--stages.0.budget.steps",
+            "3",
+            "--stages.0.lr.value",
+            "0.003",
+        ),
         *("--stages.0.budget.epsilon", "0.05", "--threat.epsilon", "0.05"),
     ]
     given = ["--images", str(folder / "train"), "--labels", str(folder / "not.csv"), "--classes", *NAMES]
@@ -68,7 +89,9 @@ def test_training_ends_with_a_quality_that_no_truth_was_needed_for(folder: Path,
     assert natural["images"] == 50
     test = found_accuracy(folder, run, "natural")
     assert test > 60
-    assert abs(100 * natural["mean"] - test) < 4 * 100 * natural["error"] + 10  # the test's sixty images have an error of their own
+    assert (
+        abs(100 * natural["mean"] - test) < 4 * 100 * natural["error"] + 10
+    )  # the test's sixty images have an error of their own
 
 
 def found_accuracy(folder: Path, run: Path, attack: str) -> float:
@@ -76,12 +99,28 @@ def found_accuracy(folder: Path, run: Path, attack: str) -> float:
     return atcl.open_run(run).evaluate([attack], test=split, device="cpu")[attack].accuracy
 
 
-def test_evaluate_on_pictures_whose_class_is_known(folder: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["evaluate", str(run), "--images", str(folder / "test"), "--labels", str(folder / "truth.csv"), "--attacks", "natural", "pgd20"]
+def test_evaluate_on_pictures_whose_class_is_known(
+    folder: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "evaluate",
+        str(run),
+        "--images",
+        str(folder / "test"),
+        "--labels",
+        str(folder / "truth.csv"),
+        "--attacks",
+        "natural",
+        "pgd20",
+    ]
     assert main([*words, "--json", "--device", "cpu"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["natural"]["images"] == TEST
-    assert metrics["natural"]["accuracy"] == found_accuracy(folder, run, "natural") > metrics["pgd20"]["accuracy"]
+    assert (
+        metrics["natural"]["accuracy"]
+        == found_accuracy(folder, run, "natural")
+        > metrics["pgd20"]["accuracy"]
+    )
     assert main(words) == 0
     assert "PGD20" in capsys.readouterr().out
     assert atcl.open_run(run).result["metrics"] == {}  # numbers of other pictures are not the run's
@@ -95,7 +134,9 @@ def test_predict_as_csv_and_as_json(folder: Path, run: Path, capsys: pytest.Capt
     assert len(rows) == TEST
     assert list(rows[0]) == ["file", "class", "probability", "withstands"]
     assert {row["withstands"] for row in rows} == {"True", "False"}
-    truth = {row["file"]: row["class"] for row in csv.DictReader((folder / "truth.csv").read_text().splitlines())}
+    truth = {
+        row["file"]: row["class"] for row in csv.DictReader((folder / "truth.csv").read_text().splitlines())
+    }
     right = sum(truth[Path(row["file"]).name] == row["class"] for row in rows)
     assert 100 * right / TEST == pytest.approx(found_accuracy(folder, run, "natural"))
     out = folder / "answers.json"
@@ -105,7 +146,9 @@ def test_predict_as_csv_and_as_json(folder: Path, run: Path, capsys: pytest.Capt
     assert all(set(answer) == {"file", "class", "probability"} for answer in answers)
 
 
-def test_pictures_that_cannot_be_read_are_all_named_and_nothing_is_written(folder: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_that_cannot_be_read_are_all_named_and_nothing_is_written(
+    folder: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("broken-1.png", "broken-2.png"):
         (folder / name).write_bytes(b"not a picture")
     out = folder / "none.csv"
@@ -118,7 +161,9 @@ def test_pictures_that_cannot_be_read_are_all_named_and_nothing_is_written(folde
     assert not out.exists()
 
 
-def test_the_exported_model_says_the_same_in_onnxruntime(folder: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exported_model_says_the_same_in_onnxruntime(
+    folder: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     path = folder / "model.onnx"
     assert main(["export", str(run), "--format", "onnx", "--out", str(path)]) == 0
@@ -141,9 +186,33 @@ def test_other_formats_lie_beside_the_run_by_default(run: Path, format: str) -> 
     assert (run / "model.safetensors").read_bytes() == before
 
 
-def test_the_named_recipe_for_own_pictures_resizes_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "own/warmup-pla", "--images", str(folder / "train"), "--labels", str(folder / "not.csv"), "--out", str(folder / "colour")]
-    small = ["--model", "mlp", "--shape", "3", "9", "7", "--stages.0.epochs", "1", "--stages.0.strength.after", "0", "--stages.0.strength.over", "0"]
+def test_the_named_recipe_for_own_pictures_resizes_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "train",
+        "own/warmup-pla",
+        "--images",
+        str(folder / "train"),
+        "--labels",
+        str(folder / "not.csv"),
+        "--out",
+        str(folder / "colour"),
+    ]
+    small = [
+        "--model",
+        "mlp",
+        "--shape",
+        "3",
+        "9",
+        "7",
+        "--stages.0.epochs",
+        "1",
+        "--stages.0.strength.after",
+        "0",
+        "--stages.0.strength.over",
+        "0",
+    ]
     assert main([*words, *small, "--stages.0.budget.steps", "1"]) == 0
     assert "held-out images, without truth" in capsys.readouterr().out
     assert atcl.open_run(folder / "colour").shape == (3, 9, 7)
@@ -161,7 +230,11 @@ def test_the_named_recipe_for_own_pictures_resizes_them(folder: Path, capsys: py
     ],
 )
 def test_mistakes_give_one_line(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
@@ -177,7 +250,10 @@ def test_from_python_arrays_choose_their_epoch_without_truth(tmp_path: Path) -> 
     constant = atcl.replace(stage, epochs=2, strength=atcl.Constant(1.0), gamma=atcl.Constant(1.0))
     data = atcl.WeakData(torch.rand(40, 1, 5, 5), atcl.rule_out(40, 4, [row % 4 for row in range(40)]))
     run = atcl.train(
-        atcl.replace(plain, stages=(constant,), model="mlp"), problem=atcl.Problem(data), out=tmp_path / "run", execution=Execution(device="cpu")
+        atcl.replace(plain, stages=(constant,), model="mlp"),
+        problem=atcl.Problem(data),
+        out=tmp_path / "run",
+        execution=Execution(device="cpu"),
     )
     assert run.result["held"]["robust"]["images"] == 4
     with pytest.raises(atcl.AtclError, match="data of your own: give them as `problem`"):

@@ -51,7 +51,10 @@ def learning(seed: int) -> Generator[None, None, Tensor]:
 
 def test_models_that_take_turns_are_those_trained_alone() -> None:
     alone = [interleave([learning(seed)], CPU)[0] for seed in (1, 2, 3)]
-    assert all(torch.equal(one, other) for one, other in zip(alone, interleave([learning(seed) for seed in (1, 2, 3)], CPU), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(alone, interleave([learning(seed) for seed in (1, 2, 3)], CPU), strict=True)
+    )
     assert not torch.equal(alone[0], alone[1])
 
 
@@ -132,14 +135,24 @@ def test_runs_of_several_seeds_are_those_of_each_seed(tmp_path: Path) -> None:
 
     problem, watchers = tiny.problem(RECIPE.labels), [Heard(), Heard()]
     outs = [tmp_path / "one", tmp_path / "two"]
-    specs = [RunSpec.of(RECIPE, seed=seed, out=out, problem=problem, build=tiny.TinyNet) for seed, out in zip([4, 7], outs, strict=True)]
+    specs = [
+        RunSpec.of(RECIPE, seed=seed, out=out, problem=problem, build=tiny.TinyNet)
+        for seed, out in zip([4, 7], outs, strict=True)
+    ]
     runs = train_together(specs, tiny.ON_CPU, watchers)
-    alone = train(RECIPE, seed=7, out=tmp_path / "alone", problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
+    alone = train(
+        RECIPE, seed=7, out=tmp_path / "alone", problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU
+    )
     assert [run.seed for run in runs] == [4, 7]
     assert [watcher.epochs for watcher in watchers] == [[1, 2, 3, 4, 5]] * 2
     assert runs[1].result["model"] == alone.result["model"]
     assert runs[0].result["model"] != alone.result["model"]
-    assert runs[1].result["engine"] == {"name": "eager", "compiled": False, "together": 2, "peak_gpu_bytes": None}
+    assert runs[1].result["engine"] == {
+        "name": "eager",
+        "compiled": False,
+        "together": 2,
+        "peak_gpu_bytes": None,
+    }
 
 
 def test_runs_of_different_recipes_are_those_that_they_would_be_alone(tmp_path: Path) -> None:
@@ -149,7 +162,13 @@ def test_runs_of_different_recipes_are_those_that_they_would_be_alone(tmp_path: 
     runs = train_together(specs, tiny.ON_CPU)
     for name, run in zip(names, runs, strict=True):
         alone = train(
-            tiny.RECIPES[name], name=name, seed=3, out=tmp_path / "alone" / name, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU
+            tiny.RECIPES[name],
+            name=name,
+            seed=3,
+            out=tmp_path / "alone" / name,
+            problem=problem,
+            build=tiny.TinyNet,
+            execution=tiny.ON_CPU,
         )
         assert (run.name, run.result["model"]) == (alone.name, alone.result["model"])
         assert run.result["engine"]["together"] == len(names)
@@ -168,5 +187,8 @@ def test_the_one_of_several_recipes_that_fails_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seeds", [[], [1, 1], [1, -2]])
 def test_seeds_that_make_no_sense_are_refused(seeds: list[int], tmp_path: Path) -> None:
     with pytest.raises(AtclError, match="seed"):
-        train_together([RunSpec.of(RECIPE, seed=seed, out=tmp_path / str(number)) for number, seed in enumerate(seeds)], tiny.ON_CPU)
+        train_together(
+            [RunSpec.of(RECIPE, seed=seed, out=tmp_path / str(number)) for number, seed in enumerate(seeds)],
+            tiny.ON_CPU,
+        )
     assert not list(tmp_path.iterdir())

@@ -25,7 +25,18 @@ from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.recipes.methods import METHODS
 from atcl.reports.curves import DARK, DASHES, PANELS, columns_of, contrast, drawn, on_dark
 from atcl.reports.gathering import METHOD_TITLES, RunSummary, grouped, overrides, rerun
-from atcl.reports.looking import Predictions, calibration, calibration_error, chosen, confusion, cost, outcomes, picture, predict_and_attack, side_for
+from atcl.reports.looking import (
+    Predictions,
+    calibration,
+    calibration_error,
+    chosen,
+    confusion,
+    cost,
+    outcomes,
+    picture,
+    predict_and_attack,
+    side_for,
+)
 from atcl.reports.markup import Markup, el, embedded
 from atcl.reports.scenes import scenes
 from atcl.reports.writing import GALLERY_IMAGES, LIMIT, ROOM, report
@@ -87,11 +98,19 @@ def test_whatever_is_not_markup_is_escaped() -> None:
 
 
 def html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#x27;").replace('"', "&quot;")
+    return (
+        text.replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        .replace("'", "&#x27;")
+        .replace('"', "&quot;")
+    )
 
 
 def test_names_of_classes_folders_and_runs_are_text_on_the_page(tmp_path: Path) -> None:
-    problem = replace(tiny.problem(tiny.RECIPES["digits/warmup-pla"].labels), names=(NASTY, "b", "c", "d", "e"))
+    problem = replace(
+        tiny.problem(tiny.RECIPES["digits/warmup-pla"].labels), names=(NASTY, "b", "c", "d", "e")
+    )
     folder = tmp_path / "<script>alert(1)"
     run = replace(go(folder, problem=problem), name=f"own/{NASTY}")
     path = report(run, test=tiny.split(40), build=tiny.TinyNet)
@@ -101,18 +120,26 @@ def test_names_of_classes_folders_and_runs_are_text_on_the_page(tmp_path: Path) 
     assert NASTY in words
     assert str(folder) in words
     source = re.sub(r'"data:image/png;base64,[^"]*"', "", path.read_text())
-    assert "http" not in source.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")  # a name, which nothing fetches
+    assert "http" not in source.replace("http-equiv", "").replace(
+        "http://www.w3.org/2000/svg", ""
+    )  # a name, which nothing fetches
 
 
 def test_seeds_of_one_recipe_become_a_mean_and_others_lines_of_their_own(tmp_path: Path) -> None:
-    runs = [go(tmp_path / f"a{seed}", seed=seed) for seed in (1, 2)] + [go(tmp_path / "b", "digits/two-stage")]
+    runs = [go(tmp_path / f"a{seed}", seed=seed) for seed in (1, 2)] + [
+        go(tmp_path / "b", "digits/two-stage")
+    ]
     groups = grouped(runs)
     assert [(group.label, len(group.members)) for group in groups] == [("warm-up + PLA", 2), ("two-stage", 1)]
     assert [group.style for group in groups] == [STYLES["warm-up + PLA"], STYLES["two-stage"]]
     (loss,) = [panel for panel in drawn(groups)["panels"] if panel["id"] == "loss"]
     values = [[record["loss"] for record in run.journal] for run in runs[:2]]
-    assert loss["lines"][0]["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*values, strict=True)], rel=1e-4)
-    assert [single["y"] for single in loss["lines"][0]["singles"]] == [pytest.approx(one, rel=1e-4) for one in values]
+    assert loss["lines"][0]["y"] == pytest.approx(
+        [sum(pair) / 2 for pair in zip(*values, strict=True)], rel=1e-4
+    )
+    assert [single["y"] for single in loss["lines"][0]["singles"]] == [
+        pytest.approx(one, rel=1e-4) for one in values
+    ]
     assert "singles" not in loss["lines"][1]
     cell = groups[0].cell("natural")
     assert cell.values == tuple(run.result["metrics"]["natural"]["accuracy"] for run in runs[:2])
@@ -122,14 +149,19 @@ def test_seeds_of_one_recipe_become_a_mean_and_others_lines_of_their_own(tmp_pat
 
 
 def test_two_variants_of_a_method_are_told_apart(tmp_path: Path) -> None:
-    first, second = open_variant(tmp_path / "1", "digits/warmup-pla"), open_variant(tmp_path / "2", "digits/warmup-pla", "--stages.0.epochs", "70")
+    first, second = (
+        open_variant(tmp_path / "1", "digits/warmup-pla"),
+        open_variant(tmp_path / "2", "digits/warmup-pla", "--stages.0.epochs", "70"),
+    )
     groups = grouped([first, second, open_variant(tmp_path / "3", "digits/warmup-pla-mcl")])
     assert len({group.label for group in groups}) == 3
     assert len({group.style for group in groups}) == 3
     assert groups[1].label == "warm-up + PLA (stages.0.epochs 70)"
     assert groups[0].style == STYLES["warm-up + PLA"] != groups[1].style
     assert groups[0].style.dash != groups[1].style.dash
-    assert grouped([second, first])[1].style == STYLES["warm-up + PLA"]  # that of the recipe as it is, whichever comes first
+    assert (
+        grouped([second, first])[1].style == STYLES["warm-up + PLA"]
+    )  # that of the recipe as it is, whichever comes first
 
 
 def open_variant(folder: Path, name: str, *words: str) -> Run:
@@ -137,7 +169,15 @@ def open_variant(folder: Path, name: str, *words: str) -> Run:
     wanted = overridden(recipe(name), words, "atcl") if words else recipe(name)
     run = Run(folder, name, 1, wanted, 10, wanted.shape)
     folder.mkdir()
-    told = {"name": name, "seed": 1, "classes": 10, "shape": list(wanted.shape), "names": None, "recipe": to_data(wanted), "test": None}
+    told = {
+        "name": name,
+        "seed": 1,
+        "classes": 10,
+        "shape": list(wanted.shape),
+        "names": None,
+        "recipe": to_data(wanted),
+        "test": None,
+    }
     write_json(folder / "recipe.json", told)
     return run
 
@@ -153,7 +193,9 @@ def after(folder: Path, seed: int, epochs: int) -> Run:
 
 
 def test_a_young_seed_does_not_cut_the_curves_of_its_group(tmp_path: Path) -> None:
-    groups = grouped([after(tmp_path / str(seed), seed, epochs) for seed, epochs in ((1, 100), (2, 100), (3, 2))])
+    groups = grouped(
+        [after(tmp_path / str(seed), seed, epochs) for seed, epochs in ((1, 100), (2, 100), (3, 2))]
+    )
     (line,) = next(panel for panel in drawn(groups)["panels"] if panel["id"] == "loss")["lines"]
     assert line["x"] == list(range(1, 101))
     assert line["n"] == [3, 3] + 98 * [2]
@@ -162,12 +204,23 @@ def test_a_young_seed_does_not_cut_the_curves_of_its_group(tmp_path: Path) -> No
 
 
 def test_seeds_recorded_now_and_then_are_averaged_where_they_meet() -> None:
-    assert columns_of([{2: 1.0, 4: 2.0, 6: 3.0}, {1: 7.0, 2: 8.0, 3: 9.0, 4: 10.0}]) == {2: [1.0, 8.0], 4: [2.0, 10.0], 6: [3.0]}
-    assert columns_of([{1: 1.0, 3: 2.0}, {2: 7.0}]) == {3: [2.0]}  # never empty, even where they share no epoch
+    assert columns_of([{2: 1.0, 4: 2.0, 6: 3.0}, {1: 7.0, 2: 8.0, 3: 9.0, 4: 10.0}]) == {
+        2: [1.0, 8.0],
+        4: [2.0, 10.0],
+        6: [3.0],
+    }
+    assert columns_of([{1: 1.0, 3: 2.0}, {2: 7.0}]) == {
+        3: [2.0]
+    }  # never empty, even where they share no epoch
 
 
 def test_a_repeated_seed_stands_apart(tmp_path: Path) -> None:
-    groups = grouped([after(tmp_path / name, seed, 100) for name, seed in (("seed-1", 1), ("seed-2", 2), ("seed-1-again", 1))])
+    groups = grouped(
+        [
+            after(tmp_path / name, seed, 100)
+            for name, seed in (("seed-1", 1), ("seed-2", 2), ("seed-1-again", 1))
+        ]
+    )
     assert [[one.run.seed for one in group.members] for group in groups] == [[1, 2], [1]]
     assert [group.label for group in groups] == ["warm-up + PLA (seed-1, …)", "warm-up + PLA (seed-1-again)"]
     assert len({group.style for group in groups}) == 2
@@ -177,11 +230,26 @@ def test_data_of_ones_own_are_told_apart_wherever_the_runs_lie_and_seeds_are_ave
     wanted = tiny.RECIPES["own/warmup-pla"]
     other = replace(own(wanted), train=weaken(tiny.split(seed=5), Complementary(), seed=3))
     runs = [
-        train(wanted, name="own/warmup-pla", seed=seed, out=tmp_path / folder, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
-        for folder, seed, problem in (("cats", 1, own(wanted)), ("dogs", 2, other), ("far/cats", 2, own(wanted)))
+        train(
+            wanted,
+            name="own/warmup-pla",
+            seed=seed,
+            out=tmp_path / folder,
+            problem=problem,
+            build=tiny.TinyNet,
+            execution=tiny.ON_CPU,
+        )
+        for folder, seed, problem in (
+            ("cats", 1, own(wanted)),
+            ("dogs", 2, other),
+            ("far/cats", 2, own(wanted)),
+        )
     ]
     groups = grouped(runs)
-    assert [[one.run.folder.name for one in group.members] for group in groups] == [["cats", "cats"], ["dogs"]]
+    assert [[one.run.folder.name for one in group.members] for group in groups] == [
+        ["cats", "cats"],
+        ["dogs"],
+    ]
     assert [group.label for group in groups] == ["warm-up + PLA (cats, …)", "warm-up + PLA (dogs)"]
     values = [100 * run.result["held"]["robust"]["mean"] for run in (runs[0], runs[2])]
     _, words = read(report([runs[0], runs[2]], tmp_path / "page.html", gallery=False))
@@ -200,7 +268,9 @@ def test_runs_that_are_not_finished_do_not_count_as_measured(tmp_path: Path) -> 
     assert grouped(runs[2:])[0].seeds == "seed 3 (not finished)"
     _, words = read(report(runs, tmp_path / "one.html", gallery=False))
     assert "warm-up + PLA, seeds 1, 2 (1 not finished): accuracy on the test set" in words
-    page = report([*runs, open_variant(tmp_path / "other", "kuzushiji/oracle")], tmp_path / "many.html", gallery=False)
+    page = report(
+        [*runs, open_variant(tmp_path / "other", "kuzushiji/oracle")], tmp_path / "many.html", gallery=False
+    )
     assert "<td>2 (1 not finished)</td>" in page.read_text()
     assert "4 runs, 2 not finished" in read(page)[1]
 
@@ -213,10 +283,16 @@ def test_an_attack_that_was_not_tried_on_all_seeds_says_on_how_many(tmp_path: Pa
     assert "83.70 (1 of 2 seeds)" in read(report(runs, tmp_path / "page.html", gallery=False))[1]
 
 
-@pytest.mark.parametrize(("threads", "before"), [(8, "OMP_NUM_THREADS=8 "), ("8; touch broken;", ""), (None, "")])
-def test_only_a_number_of_threads_comes_into_the_command(tmp_path: Path, threads: object, before: str) -> None:
+@pytest.mark.parametrize(
+    ("threads", "before"), [(8, "OMP_NUM_THREADS=8 "), ("8; touch broken;", ""), (None, "")]
+)
+def test_only_a_number_of_threads_comes_into_the_command(
+    tmp_path: Path, threads: object, before: str
+) -> None:
     run = finished(tmp_path / "run")
-    write_json(run.folder / "result.json", {**run.result, "environment": {"device": "a CPU", "threads": threads}})
+    write_json(
+        run.folder / "result.json", {**run.result, "environment": {"device": "a CPU", "threads": threads}}
+    )
     assert rerun(RunSummary.of(run)).startswith(f"{before}atcl train kuzushiji/warmup-pla ")
 
 
@@ -237,13 +313,24 @@ def test_a_path_with_an_apostrophe_is_quoted(tmp_path: Path) -> None:
     assert "atcl.open_run(" in rerun(RunSummary.of(run))  # another kind of labels: no words can say it
 
 
-def test_a_setting_that_no_shell_would_read_costs_the_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_that_no_shell_would_read_costs_the_command_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = open_variant(tmp_path / "run", "digits/warmup-pla", "--stages.0.epochs", "3")
-    monkeypatch.setattr("atcl.reports.gathering.options", lambda settings: [f"--labels.path it's {settings.stages[0].epochs}"])
+    monkeypatch.setattr(
+        "atcl.reports.gathering.options", lambda settings: [f"--labels.path it's {settings.stages[0].epochs}"]
+    )
     assert overrides(run) is None
 
 
-@pytest.mark.parametrize("words", [(), ("--stages.0.epochs", "3"), ("--labels.number", "3", "--threat.epsilon", "0.1", "--selection", "test_pgd20")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--stages.0.epochs", "3"),
+        ("--labels.number", "3", "--threat.epsilon", "0.1", "--selection", "test_pgd20"),
+    ],
+)
 def test_the_command_on_the_page_gives_the_same_recipe(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = open_variant(tmp_path / "run 1", "digits/warmup-pla", *words)
     said = shlex.split(rerun(RunSummary.of(run)))
@@ -257,7 +344,9 @@ def test_the_command_on_the_page_gives_the_same_recipe(tmp_path: Path, words: tu
 
 def test_own_pictures_are_named_in_the_command(tmp_path: Path) -> None:
     run = open_variant(tmp_path / "run", "own/warmup-pla", "--shape", "3", "64", "64")
-    assert "own/warmup-pla --shape 3 64 64 --images FOLDER --labels FILE.csv --seed 1" in rerun(RunSummary.of(run))
+    assert "own/warmup-pla --shape 3 64 64 --images FOLDER --labels FILE.csv --seed 1" in rerun(
+        RunSummary.of(run)
+    )
 
 
 def test_a_recipe_that_no_words_can_give_is_told_in_python(tmp_path: Path) -> None:
@@ -303,7 +392,14 @@ def test_a_run_that_is_not_finished_shows_its_curves_and_says_so(tmp_path: Path)
 def test_own_data_without_truth_leave_out_what_cannot_be_known(tmp_path: Path) -> None:
     wanted = tiny.RECIPES["own/warmup-pla"]
     problem = replace(tiny.problem(wanted.labels), truth=None, test=None)
-    run = train(wanted, name="own/warmup-pla", out=tmp_path / "run", problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
+    run = train(
+        wanted,
+        name="own/warmup-pla",
+        out=tmp_path / "run",
+        problem=problem,
+        build=tiny.TinyNet,
+        execution=tiny.ON_CPU,
+    )
     _, words = read(report(run))
     assert "there is no test set with true classes" in words
     assert "estimated from held-out complementary labels" in words
@@ -313,9 +409,23 @@ def test_own_data_without_truth_leave_out_what_cannot_be_known(tmp_path: Path) -
     assert "--observe test" not in words  # there is no test set to observe
 
 
-def test_a_missing_dataset_costs_the_gallery_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_dataset_costs_the_gallery_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = finished(tmp_path / "run")
-    assert main(["report", str(run.folder), "--data-dir", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html")]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(run.folder),
+                "--data-dir",
+                str(tmp_path / "nowhere"),
+                "--out",
+                str(tmp_path / "page.html"),
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2
     assert "no images on the page" in printed[0]
@@ -327,8 +437,15 @@ def test_a_missing_dataset_costs_the_gallery_alone(tmp_path: Path, capsys: pytes
 def finished(folder: Path, flags: list[dict[str, Any]] | None = None) -> Run:
     """A run of the paper's recipe on Kuzushiji as its files would tell of it, chosen on the test set."""
     run = open_variant(folder, "kuzushiji/warmup-pla")
-    one: dict[str, Any] = {"images": 10_000, "flags": None if flags is None else [flag["name"] for flag in flags], "attack": {}}
-    metrics = {name: {**one, "accuracy": value} for name, value in (("natural", 91.7), ("pgd20", 70.0), ("cw30", 83.7))}
+    one: dict[str, Any] = {
+        "images": 10_000,
+        "flags": None if flags is None else [flag["name"] for flag in flags],
+        "attack": {},
+    }
+    metrics = {
+        name: {**one, "accuracy": value}
+        for name, value in (("natural", 91.7), ("pgd20", 70.0), ("cw30", 83.7))
+    }
     records = [
         {"stage": 0, "epoch": epoch, "epsilon": 0.3, "gamma": 0.0, "lr": 0.01, "steps": 40, "loss": 1 / epoch, "inside": 0.9, "agreement": 0.9,
          "pseudo_label_accuracy": 0.9, "test_natural": 90.0 + epoch / 100, "test_pgd20": 80.0 + epoch / 100, "crafted": "bf16", "seconds": 2.0}
@@ -349,8 +466,22 @@ def test_published_numbers_flags_rule_and_precision_are_told(tmp_path: Path) -> 
     flags = [{"name": "noise", "value": 3.0, "says": "9 draws of noise break 12 of 200 right images"}]
     _, words = read(report(finished(tmp_path / "run", flags), gallery=False))
     for said in (
-        *("91.60 ± 0.49", "+0.10", "-15.88", "outside", "epoch 72, chosen for the best PGD20 on the test set", "crafted in bf16", "test_pgd20"),
-        *("radius ε = 0.3", "20 ascents of cross-entropy", "9 draws of noise break", str(CHECKS["noise"].__doc__), "--device cuda"),
+        *(
+            "91.60 ± 0.49",
+            "+0.10",
+            "-15.88",
+            "outside",
+            "epoch 72, chosen for the best PGD20 on the test set",
+            "crafted in bf16",
+            "test_pgd20",
+        ),
+        *(
+            "radius ε = 0.3",
+            "20 ascents of cross-entropy",
+            "9 draws of noise break",
+            str(CHECKS["noise"].__doc__),
+            "--device cuda",
+        ),
     ):
         assert said in words
     assert words.count("outside") == 2  # PGD20 alone, and what the word means
@@ -363,8 +494,13 @@ def test_a_worst_case_is_told_with_the_attacks_that_it_was_taken_over(tmp_path: 
         folder = finished(tmp_path / str(seed)).folder
         write_json(folder / "recipe.json", {**read_json(folder / "recipe.json"), "seed": seed})
         result = read_json(folder / "result.json")
-        one = {**result["metrics"]["pgd20"], "attack": {"about": f"for each image the worst of {', '.join(attacks)}"}}
-        write_json(folder / "result.json", {**result, "metrics": {**dict.fromkeys(attacks, one), "worst": one}})
+        one = {
+            **result["metrics"]["pgd20"],
+            "attack": {"about": f"for each image the worst of {', '.join(attacks)}"},
+        }
+        write_json(
+            folder / "result.json", {**result, "metrics": {**dict.fromkeys(attacks, one), "worst": one}}
+        )
         return folder
 
     usual, strong = ("natural", "pgd20", "cw30"), ("natural", "pgd20", "cw30", "autoattack")
@@ -376,12 +512,17 @@ def test_a_worst_case_is_told_with_the_attacks_that_it_was_taken_over(tmp_path: 
     assert "withstands all of them" in words(folders[0], folders[2])
     assert "withstands all of them" in words(folders[1])
     mixed = words(*folders)
-    assert "withstands PGD20 + CW30 (warm-up + PLA, seeds 1, 3); PGD20 + CW30 + AutoAttack (warm-up + PLA, seed 2)" in mixed
+    assert (
+        "withstands PGD20 + CW30 (warm-up + PLA, seeds 1, 3); PGD20 + CW30 + AutoAttack (warm-up + PLA, seed 2)"
+        in mixed
+    )
     assert "it does not compare" in mixed
     result = read_json(folders[1] / "result.json")
     result["metrics"]["worst"]["attack"] = read_json(folders[0] / "result.json")["metrics"]["worst"]["attack"]
     write_json(folders[1] / "result.json", result)
-    assert "withstands PGD20 + CW30 " in words(folders[1])  # AutoAttack stands in the table, but was measured otherwise
+    assert "withstands PGD20 + CW30 " in words(
+        folders[1]
+    )  # AutoAttack stands in the table, but was measured otherwise
 
 
 def test_a_page_on_many_long_runs_stays_small(tmp_path: Path) -> None:
@@ -395,7 +536,16 @@ def test_pictures_of_any_size_and_number_fit_the_page(tmp_path: Path) -> None:
     x = torch.rand(48, 3, 160, 160, generator=rng)
     probabilities = torch.rand(48, 5, generator=rng).softmax(1)
     true = torch.arange(48) % 5
-    seen = Predictions(torch.arange(48), true, probabilities, x, (x + 0.1).clamp(0, 1), probabilities.flip(1), 48, Threat(0.1, 0.01))
+    seen = Predictions(
+        torch.arange(48),
+        true,
+        probabilities,
+        x,
+        (x + 0.1).clamp(0, 1),
+        probabilities.flip(1),
+        48,
+        Threat(0.1, 0.01),
+    )
     for number in (GALLERY_IMAGES, 48):
         assert len(scenes(seen, tuple("abcde"), number, ROOM)) < 0.8 * LIMIT
     assert side_for(3 * GALLERY_IMAGES, 3, ROOM) == 128
@@ -408,7 +558,12 @@ def test_a_hundred_classes_give_the_mistakes_made_most_often() -> None:
     true = torch.arange(n) % classes
     said = torch.nn.functional.one_hot((true + (true == 7)) % classes, classes).float()
     x = torch.rand(n, 1, 4, 4)
-    text = scenes(Predictions(torch.arange(n), true, said, x, x, said, n, Threat(0.1, 0.01)), [f"class {one}" for one in range(classes)], 3, ROOM)
+    text = scenes(
+        Predictions(torch.arange(n), true, said, x, x, said, n, Threat(0.1, 0.01)),
+        [f"class {one}" for one in range(classes)],
+        3,
+        ROOM,
+    )
     assert "The mistakes made most often" in text
     assert re.search(r'<th scope="row">class 7</th><td>class 8</td><td>3</td><td>3</td>', text)
 
@@ -417,13 +572,20 @@ def test_calibration_counts_each_prediction_once_and_weighs_bins_by_images() -> 
     probabilities = torch.tensor([[0.95, 0.05], [0.05, 0.95], [0.65, 0.35], [1.0, 0.0]], dtype=torch.float64)
     true = torch.tensor([0, 0, 0, 0])
     bins = calibration(probabilities, true)
-    assert [(one.low, one.images, one.accuracy) for one in bins] == [(0.6, 1, 1.0), (0.9, 3, pytest.approx(2 / 3))]
+    assert [(one.low, one.images, one.accuracy) for one in bins] == [
+        (0.6, 1, 1.0),
+        (0.9, 3, pytest.approx(2 / 3)),
+    ]
     assert bins[1].confidence == pytest.approx(2.9 / 3)
     assert calibration_error(bins) == pytest.approx((0.35 + 3 * (2.9 / 3 - 2 / 3)) / 4)
 
 
 def test_confusion_has_true_classes_in_its_rows() -> None:
-    assert confusion(torch.tensor([1, 1, 0, 2]), torch.tensor([0, 0, 0, 2]), 3).tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
+    assert confusion(torch.tensor([1, 1, 0, 2]), torch.tensor([0, 0, 0, 2]), 3).tolist() == [
+        [1, 2, 0],
+        [0, 0, 0],
+        [0, 0, 1],
+    ]
 
 
 def test_a_gallery_spreads_over_classes_and_outcomes() -> None:
@@ -433,18 +595,27 @@ def test_a_gallery_spreads_over_classes_and_outcomes() -> None:
     assert len(set(found)) == 12
     assert [outcome[place] for place in found].count("stays") == 6
     assert [sum(true[place] == one for place in found) for one in range(3)] == [4, 4, 4]
-    assert chosen(["stays"] * 2 + ["wrong"] * 3, [0] * 5, 4) == [0, 1, 2, 3]  # where none is turned, those that were wrong before come last
+    assert chosen(["stays"] * 2 + ["wrong"] * 3, [0] * 5, 4) == [
+        0,
+        1,
+        2,
+        3,
+    ]  # where none is turned, those that were wrong before come last
     assert chosen([], [], 4) == []
 
 
-def test_twins_stay_in_the_ball_and_are_those_of_record_where_all_images_are_looked_at(tmp_path: Path) -> None:
+def test_twins_stay_in_the_ball_and_are_those_of_record_where_all_images_are_looked_at(
+    tmp_path: Path,
+) -> None:
     run = go(tmp_path)
     test = tiny.split(10, seed=1)
     seen = predict_and_attack(run.model(build=tiny.TinyNet), test, run.recipe.threat)
     assert float((seen.adv - seen.x).abs().max()) <= run.recipe.threat.epsilon + 1e-6
     right = (seen.attacked.argmax(1) == seen.true) & (seen.natural.argmax(1) == seen.true)
     assert [one == "stays" for one in outcomes(seen)] == right.tolist()
-    assert 10.0 * int((seen.attacked.argmax(1) == seen.true).sum()) == run.result["metrics"]["pgd20"]["accuracy"]
+    assert (
+        10.0 * int((seen.attacked.argmax(1) == seen.true).sum()) == run.result["metrics"]["pgd20"]["accuracy"]
+    )
 
 
 def test_the_cost_of_a_look_counts_weights_by_the_places_they_serve() -> None:
@@ -454,7 +625,9 @@ def test_the_cost_of_a_look_counts_weights_by_the_places_they_serve() -> None:
     assert not model[0]._forward_hooks
 
 
-def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_ends_with_the_page_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert main(["train", "--out", str(out), *SMALL]) == 0
     assert f"the page lies in {out / 'report.html'}" in capsys.readouterr().out
@@ -466,9 +639,15 @@ def test_training_ends_with_the_page_unless_told_otherwise(tmp_path: Path, capsy
     assert not (tmp_path / "other/report.html").exists()
 
 
-def test_measuring_a_run_makes_its_pages_anew_where_there_are_any(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measuring_a_run_makes_its_pages_anew_where_there_are_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--out", str(tmp_path), "--seeds", "1", "10", "2", *SMALL]) == 0
-    own, shared, other = tmp_path / "seed-2/report.html", tmp_path / "report.html", tmp_path / "seed-1/report.html"
+    own, shared, other = (
+        tmp_path / "seed-2/report.html",
+        tmp_path / "report.html",
+        tmp_path / "seed-1/report.html",
+    )
     before = {path: path.read_bytes() for path in (own, shared, other)}
     capsys.readouterr()
     words = ["evaluate", str(own.parent), "--attacks", "natural", "pgd20_restarts", "--no-checks"]
@@ -479,7 +658,10 @@ def test_measuring_a_run_makes_its_pages_anew_where_there_are_any(tmp_path: Path
     told = capsys.readouterr().out.splitlines()[-2:]
     assert told[0] == f"made anew: {own}"
     assert "PGD20, 10 starts" in read(own)[1]
-    assert (other.read_bytes(), shared.read_bytes()) == (before[other], before[shared])  # a page on several runs is its user's
+    assert (other.read_bytes(), shared.read_bytes()) == (
+        before[other],
+        before[shared],
+    )  # a page on several runs is its user's
     remedy = re.search("`atcl (.*)`", told[1])
     assert remedy
     assert main(shlex.split(remedy[1])) == 0
@@ -536,7 +718,9 @@ def test_a_result_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
         report(run, gallery=False)
 
 
-def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_leaves_a_page_without_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
@@ -547,7 +731,9 @@ def test_a_look_that_fails_leaves_a_page_without_images(tmp_path: Path, monkeypa
     assert "No images, calibration and confusion: CUDA out of memory." in words
 
 
-def test_a_page_that_would_be_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_would_be_too_large_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("atcl.reports.writing.LIMIT", 1000)
     with pytest.raises(AtclError, match="name fewer runs"):
         report(finished(tmp_path / "run"), tmp_path / "page.html", gallery=False)
@@ -566,7 +752,14 @@ def test_a_test_set_of_another_kind_is_not_looked_at(tmp_path: Path) -> None:
 def test_every_panel_reads_a_number_that_runs_record(tmp_path: Path) -> None:
     run = go(tmp_path / "a", execution=Execution(device="cpu", observing=Observers(("gradients", "test"), 1)))
     wanted = tiny.RECIPES["own/warmup-pla"]
-    held = train(wanted, name="own/warmup-pla", out=tmp_path / "b", problem=own(wanted), build=tiny.TinyNet, execution=tiny.ON_CPU)
+    held = train(
+        wanted,
+        name="own/warmup-pla",
+        out=tmp_path / "b",
+        problem=own(wanted),
+        build=tiny.TinyNet,
+        execution=tiny.ON_CPU,
+    )
     recorded = [RunSummary.of(one).recorded for one in (run, held)]
     keys = {key for one in recorded for record in (*one.records, *one.observed) for key in record}
     assert {panel.key for panel in PANELS} <= keys

@@ -19,10 +19,18 @@ from atcl.training.schedules import Constant
 from tests import browser, tiny
 from tests.browser import Browser
 
-NASTY = ("</script><script>window.broken=1</script>", "<img src=x onerror=window.broken=2>", "a&b", "“c”", "d' \"e")
+NASTY = (
+    "</script><script>window.broken=1</script>",
+    "<img src=x onerror=window.broken=2>",
+    "a&b",
+    "“c”",
+    "d' \"e",
+)
 PATH = browser.found()
 
-pytestmark = pytest.mark.skipif(PATH is None, reason="there is no Chromium: apt-get install chromium, or name one in ATCL_BROWSER")
+pytestmark = pytest.mark.skipif(
+    PATH is None, reason="there is no Chromium: apt-get install chromium, or name one in ATCL_BROWSER"
+)
 
 
 def trained(folder: Path, name: str, seed: int) -> Run:
@@ -46,7 +54,10 @@ def trained(folder: Path, name: str, seed: int) -> Run:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page on one run, one on three of two recipes, and one on two seeds of which the second has just begun."""
     folder = tmp_path_factory.mktemp("<script>window.broken=3")
-    runs = [trained(folder / f"{name}-{seed}", f"digits/{name}", seed) for name, seed in (("warmup-pla", 1), ("warmup-pla", 2), ("oracle", 1))]
+    runs = [
+        trained(folder / f"{name}-{seed}", f"digits/{name}", seed)
+        for name, seed in (("warmup-pla", 1), ("warmup-pla", 2), ("oracle", 1))
+    ]
     test = tiny.split(40, seed=1)
     one = report(runs[0], folder / "one.html", test=test, build=tiny.TinyNet, device="cpu")
     many = report(runs, folder / "many.html", test=test, build=tiny.TinyNet, device="cpu")
@@ -57,7 +68,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def cut_short(run: Run) -> None:
     """Leave of a run what it would have left if stopped after its second epoch."""
     for path in (run.folder / "journal.jsonl", run.folder / ANALYSIS):
-        path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["epoch"] <= 2))
+        path.write_text(
+            "".join(
+                line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["epoch"] <= 2
+            )
+        )
     (run.folder / "result.json").unlink()
 
 
@@ -95,12 +110,22 @@ CURVES = """[...document.querySelectorAll('.plot')].map((plot) => {
 
 
 @pytest.mark.parametrize(("name", "width"), [("one", 1280), ("one", 360), ("many", 1280)])
-def test_curves_are_drawn_inside_their_frames(chromium: Browser, pages: dict[str, Path], name: str, width: int) -> None:
+def test_curves_are_drawn_inside_their_frames(
+    chromium: Browser, pages: dict[str, Path], name: str, width: int
+) -> None:
     chromium.open(pages[name], width)
     drawn = chromium.run(CURVES)
     told = data(chromium)["panels"]
     titles = {panel["id"] for panel in told}
-    assert {"test_natural", "test_pgd20", "epsilon", "gamma", "pseudo_label_accuracy", "loss", "gradient.first_norm"} <= titles
+    assert {
+        "test_natural",
+        "test_pgd20",
+        "epsilon",
+        "gamma",
+        "pseudo_label_accuracy",
+        "loss",
+        "gradient.first_norm",
+    } <= titles
     assert [len(lines) for lines in drawn] == [len(panel["lines"]) for panel in told]
     for lines in drawn:
         for line in lines:
@@ -110,7 +135,9 @@ def test_curves_are_drawn_inside_their_frames(chromium: Browser, pages: dict[str
             assert line["stroke"] not in ("none", "rgba(0, 0, 0, 0)")
 
 
-def test_pointing_at_a_curve_shows_the_value_and_a_line_in_all_panels(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_pointing_at_a_curve_shows_the_value_and_a_line_in_all_panels(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
     chromium.open(pages["one"])
     box = where(chromium, "document.querySelectorAll('.plot')[0]")
     chromium.point(box["x"] + box["width"] * 0.5, box["y"] + 60)
@@ -119,7 +146,9 @@ def test_pointing_at_a_curve_shows_the_value_and_a_line_in_all_panels(chromium: 
     line = data(chromium)["panels"][0]["lines"][0]
     assert f"{line['y'][line['x'].index(epoch)]:.1f} %" in said
     assert chromium.run("document.querySelectorAll('.hair').length") == len(data(chromium)["panels"])
-    assert chromium.run("[...document.querySelectorAll('.panel output')].every((one) => one.innerText.includes('epoch'))")
+    assert chromium.run(
+        "[...document.querySelectorAll('.panel output')].every((one) => one.innerText.includes('epoch'))"
+    )
     chromium.point(2, 2)
     assert chromium.run("document.querySelectorAll('.hair').length") == 0
 
@@ -131,7 +160,9 @@ SINGLES = """[...document.querySelectorAll('.plot')].flatMap((plot) => {
 })"""
 
 
-def test_a_seed_that_has_just_begun_leaves_the_curves_whole(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_a_seed_that_has_just_begun_leaves_the_curves_whole(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
     chromium.open(pages["young"])
     inside = chromium.run(SINGLES)
     assert len(inside) == 3 * len(data(chromium)["panels"])
@@ -152,9 +183,13 @@ FOCUS = """(() => {
 })()"""
 
 
-def test_the_keyboard_reaches_every_curve_and_moves_through_its_epochs(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_the_keyboard_reaches_every_curve_and_moves_through_its_epochs(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
     chromium.open(pages["many"])
-    wanted = chromium.run("document.querySelectorAll('a[href], button, select, summary, [tabindex=\"0\"]').length")
+    wanted = chromium.run(
+        "document.querySelectorAll('a[href], button, select, summary, [tabindex=\"0\"]').length"
+    )
     reached, plots = 0, 0
     for _ in range(wanted + 5):
         chromium.press("Tab")
@@ -188,7 +223,9 @@ def test_the_keyboard_reaches_every_curve_and_moves_through_its_epochs(chromium:
 
 def test_images_are_there_with_their_twins(chromium: Browser, pages: dict[str, Path]) -> None:
     chromium.open(pages["one"])
-    images = chromium.run("[...document.querySelectorAll('.card img')].map((one) => [one.naturalWidth, one.naturalHeight, one.alt, one.src])")
+    images = chromium.run(
+        "[...document.querySelectorAll('.card img')].map((one) => [one.naturalWidth, one.naturalHeight, one.alt, one.src])"
+    )
     assert len(images) == 3 * 12
     assert all(image[:2] == [6, 6] and image[2] for image in images)
     assert len({image[3] for image in images}) > 24  # image, twin and difference differ
@@ -199,10 +236,14 @@ def test_the_gallery_shows_one_kind_at_a_time(chromium: Browser, pages: dict[str
     place = "document.querySelector('.one[data-run=\"2\"]')"
     kinds = chromium.run(f"[...{place}.querySelectorAll('.filters button')].map((one) => one.dataset.filter)")
     assert kinds[0] == "all"
-    assert len(kinds) >= 3  # the model is right at times, and the attack turns some of its answers, or it was wrong before
+    assert (
+        len(kinds) >= 3
+    )  # the model is right at times, and the attack turns some of its answers, or it was wrong before
     for kind in kinds[1:]:
         chromium.run(f"{place}.querySelector('[data-filter={kind}]').click()")
-        shown = chromium.run(f"[...{place}.querySelectorAll('.card:not([hidden])')].map((one) => one.dataset.kind)")
+        shown = chromium.run(
+            f"[...{place}.querySelectorAll('.card:not([hidden])')].map((one) => one.dataset.kind)"
+        )
         assert set(shown) == {kind}
     chromium.run(f"{place}.querySelector('[data-filter=all]').click()")
     assert chromium.run(f"{place}.querySelectorAll('.card[hidden]').length") == 0
@@ -219,7 +260,9 @@ def test_the_legend_and_the_choice_of_a_run_work(chromium: Browser, pages: dict[
     assert chromium.run("document.querySelectorAll('path.line').length") == before
     shown = "[...document.querySelectorAll('.one:not([hidden])')].map((one) => one.dataset.run)"
     assert chromium.run(shown) == ["0"]
-    chromium.run("(() => { const which = document.getElementById('which'); which.value = '2'; which.dispatchEvent(new Event('change')); })()")
+    chromium.run(
+        "(() => { const which = document.getElementById('which'); which.value = '2'; which.dispatchEvent(new Event('change')); })()"
+    )
     assert chromium.run(shown) == ["2"]
 
 
@@ -291,7 +334,9 @@ CONTRAST = """(() => {
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["one", "many"])
-def test_everything_has_a_name_and_all_text_stands_out(chromium: Browser, pages: dict[str, Path], name: str, dark: bool) -> None:
+def test_everything_has_a_name_and_all_text_stands_out(
+    chromium: Browser, pages: dict[str, Path], name: str, dark: bool
+) -> None:
     chromium.open(pages[name], dark=dark)
     chromium.run("for (const one of document.querySelectorAll('details')) one.open = true")
     assert chromium.run(BASICS) == []

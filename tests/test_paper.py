@@ -11,7 +11,16 @@ import pytest
 
 from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.reproduce.experiments import EXPERIMENTS, Experiment, narrowed, published_at
-from atcl.reproduce.published import ATTACKED, EPOCHS, PUBLISHED, VARIANTS, RecipeRef, card, published, recipe_ref
+from atcl.reproduce.published import (
+    ATTACKED,
+    EPOCHS,
+    PUBLISHED,
+    VARIANTS,
+    RecipeRef,
+    card,
+    published,
+    recipe_ref,
+)
 
 FACTS: dict[str, Any] = json.loads((Path(__file__).parent / "reference/paper.json").read_text())
 TABLES = {"table1": "exp_1", "ablation": "app_exp_d4", "mcl": "app_exp_mcl"}
@@ -31,9 +40,14 @@ def test_each_cell_is_what_the_paper_prints(name: str) -> None:
     cells = [(dataset, title, row) for dataset in experiment.datasets for title, row in experiment.rows]
     facts = FACTS[TABLES[name]]
     assert experiment.columns == ATTACKED
-    assert [(NAMES[dataset], title_of(title)) for dataset, title, _ in cells] == [(told[0].removesuffix("-MCLs"), told[1]) for told in facts]
+    assert [(NAMES[dataset], title_of(title)) for dataset, title, _ in cells] == [
+        (told[0].removesuffix("-MCLs"), told[1]) for told in facts
+    ]
     for (dataset, _, row), (_, _, *numbers) in zip(cells, facts, strict=True):
-        assert [list(value) for value in published_at(experiment, dataset, row).values()] == numbers, (dataset, row)
+        assert [list(value) for value in published_at(experiment, dataset, row).values()] == numbers, (
+            dataset,
+            row,
+        )
 
 
 def test_the_tables_of_pseudo_labels_are_what_the_paper_prints() -> None:
@@ -44,7 +58,12 @@ def test_the_tables_of_pseudo_labels_are_what_the_paper_prints() -> None:
 
 
 def test_nothing_is_called_published_that_no_table_prints() -> None:
-    shown = {f"{dataset}/{row}" for name in (*TABLES, "pseudo-labels") for dataset in EXPERIMENTS[name].datasets for _, row in EXPERIMENTS[name].rows}
+    shown = {
+        f"{dataset}/{row}"
+        for name in (*TABLES, "pseudo-labels")
+        for dataset in EXPERIMENTS[name].datasets
+        for _, row in EXPERIMENTS[name].rows
+    }
     assert shown == set(PUBLISHED)
 
 
@@ -60,7 +79,11 @@ def read_tables(source: str) -> dict[str, Any]:
         dataset, loss = "Kuzushiji", ""
         for line in body.split("\\\\"):
             numbers = [[float(mean), float(deviation)] for mean, deviation in _NUMBER.findall(line)]
-            words = re.sub(r"~?\\citep\{.*?\}|\\textbf|\\(?:cmidrule\{.*?\}|midrule|toprule)|[{}]", "", line).replace("\\_", "_").split("&")
+            words = (
+                re.sub(r"~?\\citep\{.*?\}|\\textbf|\\(?:cmidrule\{.*?\}|midrule|toprule)|[{}]", "", line)
+                .replace("\\_", "_")
+                .split("&")
+            )
             if group := re.search(r"\\multirow\d+\*(\S+)", words[0]):
                 dataset = group[1]
             if not numbers:
@@ -75,15 +98,22 @@ def read_tables(source: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif("ATCL_PAPER" not in os.environ, reason="ATCL_PAPER names no file with the paper's LaTeX source")
+@pytest.mark.skipif(
+    "ATCL_PAPER" not in os.environ, reason="ATCL_PAPER names no file with the paper's LaTeX source"
+)
 def test_the_facts_are_those_of_the_source() -> None:
     assert read_tables(Path(os.environ["ATCL_PAPER"]).read_text()) == FACTS
 
 
 def test_the_reader_of_the_source_can_fail() -> None:
     line = r"\multirow{2}*{MNIST} & \textbf{Warm-up+PLA} & \textbf{99.22($\pm$0.02)} & 1.00($\pm$0.10) \\ & SCL\_NL~\citep{x} & 3.00($\pm$0.30) \\"
-    source = "".join(f"\\label{{{label}}} {line} \\end{{tabular}}" for label in (*TABLES.values(), SLOW, RAPID))
-    assert read_tables(source)["exp_1"] == [["MNIST", "Warm-up+PLA", [99.22, 0.02], [1.0, 0.1]], ["MNIST", "SCL_NL", [3.0, 0.3]]]
+    source = "".join(
+        f"\\label{{{label}}} {line} \\end{{tabular}}" for label in (*TABLES.values(), SLOW, RAPID)
+    )
+    assert read_tables(source)["exp_1"] == [
+        ["MNIST", "Warm-up+PLA", [99.22, 0.02], [1.0, 0.1]],
+        ["MNIST", "SCL_NL", [3.0, 0.3]],
+    ]
     assert read_tables(source)[SLOW] == [[99.22, 0.02], [1.0, 0.1], [3.0, 0.3]]
     assert read_tables(source) != FACTS
 
@@ -94,7 +124,11 @@ def test_every_cell_is_a_run_of_its_own(experiment: Experiment) -> None:
         recipes = [recipe_ref(f"{dataset}/{row}").recipe for _, row in experiment.rows]
         assert len(set(recipes)) == len(recipes)
         assert {wanted.dataset for wanted in recipes} == {dataset}
-    assert all(recipe_ref(f"{dataset}/{row}").name in RECIPES for dataset in experiment.stand_ins for _, row in experiment.rows)
+    assert all(
+        recipe_ref(f"{dataset}/{row}").name in RECIPES
+        for dataset in experiment.stand_ins
+        for _, row in experiment.rows
+    )
 
 
 def test_a_variant_hides_no_method_and_is_used() -> None:
@@ -126,5 +160,8 @@ def test_other_lengths_of_scheduling_keep_the_rule_for_the_memory() -> None:
 
 def test_a_part_of_an_experiment() -> None:
     part = narrowed(EXPERIMENTS["table1"], ["digits"], ["warmup-pla", "oracle"], [2, 2])
-    assert part.runs() == [("digits", RecipeRef("digits/oracle"), 2), ("digits", RecipeRef("digits/warmup-pla"), 2)]
+    assert part.runs() == [
+        ("digits", RecipeRef("digits/oracle"), 2),
+        ("digits", RecipeRef("digits/warmup-pla"), 2),
+    ]
     assert narrowed(part) == part

@@ -34,7 +34,25 @@ ARRAYS = {
     "no number": np.zeros((0, 3), np.uint8),
 }
 VALUES: dict[str, Any] = {
-    "numbers": [0, 1, -1, 255, 256, 65536, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**64 - 1, 0.0, -1.5, float("inf"), True, False, None],
+    "numbers": [
+        0,
+        1,
+        -1,
+        255,
+        256,
+        65536,
+        -(2**31),
+        2**31,
+        2**63 - 1,
+        -(2**63),
+        2**64 - 1,
+        0.0,
+        -1.5,
+        float("inf"),
+        True,
+        False,
+        None,
+    ],
     "text": ["", "a", "ä€𝄞\n'\"\\", b"", b"a", bytes(range(256)), "x" * 300, b"y" * 300, "z" * 70_000],
     "lists": [
         [],
@@ -50,7 +68,13 @@ VALUES: dict[str, Any] = {
         {str(i): i for i in range(1500)},
     ],
     "the same list twice": [[1, 2, 2]] * 6,
-    "numbers of NumPy": [np.int64(3), np.uint8(255), np.float32(0.1), np.bool_(True), np.dtype(">i4").type(7)],
+    "numbers of NumPy": [
+        np.int64(3),
+        np.uint8(255),
+        np.float32(0.1),
+        np.bool_(True),
+        np.dtype(">i4").type(7),
+    ],
 }
 
 
@@ -59,10 +83,18 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, np.ndarray):
         # `pickle` swaps the bytes of a foreign order, we leave them: the numbers are the same
-        return one.dtype.newbyteorder("=") == other.dtype.newbyteorder("=") and one.shape == other.shape and bool((one == other).all())
+        return (
+            one.dtype.newbyteorder("=") == other.dtype.newbyteorder("=")
+            and one.shape == other.shape
+            and bool((one == other).all())
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return list(one) == list(other) and all(same(one[key], other[key]) for key in one) if isinstance(one, dict) else bool(one == other)
+    return (
+        list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        if isinstance(one, dict)
+        else bool(one == other)
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -78,7 +110,9 @@ def test_files_of_older_numpy_are_read_too(protocol: int) -> None:
     content = pickle.dumps([ARRAYS["u1"], ARRAYS[">i4"], np.int64(3)], protocol=protocol)
     for part in (b"multiarray", b"numeric"):
         new, old = b"numpy._core." + part, b"numpy.core." + part
-        content = content.replace(bytes([len(new)]) + new, bytes([len(old)]) + old)  # from protocol 4 on a name has its length before it
+        content = content.replace(
+            bytes([len(new)]) + new, bytes([len(old)]) + old
+        )  # from protocol 4 on a name has its length before it
         content = content.replace(new, old)
     assert b"_core" not in content
     assert same(pickles.load(content), [ARRAYS["u1"], ARRAYS[">i4"], np.int64(3)])
@@ -106,13 +140,21 @@ def test_files_that_python_2_wrote_have_bytes_for_text(protocol: int) -> None:
 def test_the_limits_admit_the_largest_release(protocol: int) -> None:
     """50,000 pictures, and for each the labels of three people as numbers of NumPy, the longest form; measured on 200 of them."""
     images = list(np.random.default_rng(0).integers(0, 256, (200, 32, 32, 3), np.uint8))
-    whole = {"names": [f"{i}.png" for i in range(200)], "images": images, "ord_labels": [1] * 200, "cl_labels": [list(np.arange(3))] * 200}
+    whole = {
+        "names": [f"{i}.png" for i in range(200)],
+        "images": images,
+        "ord_labels": [1] * 200,
+        "cl_labels": [list(np.arange(3))] * 200,
+    }
     content = pickle.dumps({**whole, "cl_labels": [list(np.arange(3)) for _ in images]}, protocol=protocol)
     names = [operation.name for operation, _, _ in pickletools.genops(content)]
     assert 250 * len(names) < pickles.OPERATIONS
     assert 250 * len(content) < pickles.SIZE
     containers = {"EMPTY_LIST", "EMPTY_DICT", "LIST", "DICT", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
-    assert 250 * sum(name in containers for name in names) < pickles.CONTAINERS + 250 * len(content) // pickles.FOR_EACH
+    assert (
+        250 * sum(name in containers for name in names)
+        < pickles.CONTAINERS + 250 * len(content) // pickles.FOR_EACH
+    )
 
 
 class Made:
@@ -133,16 +175,30 @@ RECONSTRUCT = b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x8
 FAR = b"\xde\xad\xbe\xef" * 2  # where an object would lie
 
 
-def kind(code: str, state: bytes = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb") -> bytes:
+def kind(
+    code: str, state: bytes = b"(K\x03X\x01\x00\x00\x00<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+) -> bytes:
     return b"cnumpy\ndtype\n" + b"X" + struct.pack("<I", len(code)) + code.encode() + b"\x89\x88\x87R" + state
 
 
 def array(dtype: bytes, content: bytes, shape: bytes = b"K\x01\x85") -> bytes:
-    return b"\x80\x04" + RECONSTRUCT + b"(K\x01" + shape + dtype + b"\x89C" + bytes([len(content)]) + content + b"tb."
+    return (
+        b"\x80\x04"
+        + RECONSTRUCT
+        + b"(K\x01"
+        + shape
+        + dtype
+        + b"\x89C"
+        + bytes([len(content)])
+        + content
+        + b"tb."
+    )
 
 
 FIELDS = (
-    b"(K\x03X\x01\x00\x00\x00|NX\x01\x00\x00\x00a\x85}X\x01\x00\x00\x00a" + kind("i8") + b"M\x00\x40\x86sK\x08K\x01K\x00tb"
+    b"(K\x03X\x01\x00\x00\x00|NX\x01\x00\x00\x00a\x85}X\x01\x00\x00\x00a"
+    + kind("i8")
+    + b"M\x00\x40\x86sK\x08K\x01K\x00tb"
 )  # at 16 KiB of 8 bytes
 OBJECTS = b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK?tb"
 HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
@@ -237,11 +293,17 @@ def test_a_file_with_any_byte_changed_is_read_as_data_or_refused() -> None:
 
     def check(value: Any) -> None:
         assert isinstance(value, plain)
-        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        for part in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        ):
             check(part)
 
     for protocol in (0, 2, 5):
-        whole = bytearray(pickle.dumps({"cl_labels": [1, (2.5, "a")], "images": [np.arange(3), np.int64(2)]}, protocol=protocol))
+        whole = bytearray(
+            pickle.dumps(
+                {"cl_labels": [1, (2.5, "a")], "images": [np.arange(3), np.int64(2)]}, protocol=protocol
+            )
+        )
         for place, before in enumerate(whole):
             for change in (before ^ 1, before ^ 0x80, 0x2E, 0x28, 0x62):
                 whole[place] = change
@@ -265,9 +327,13 @@ def trained(folder: Path, tell: Connection) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with contextlib.redirect_stderr(io.StringIO()) as said:
         started = time.perf_counter()
-        code = main(["train", "cifar10/warmup-pla", "--dataset", "clcifar10", "--data-dir", str(folder / "data")])
+        code = main(
+            ["train", "cifar10/warmup-pla", "--dataset", "clcifar10", "--data-dir", str(folder / "data")]
+        )
         seconds = time.perf_counter() - started
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (
+        1 if sys.platform == "darwin" else 1024
+    )
     tell.send((code, said.getvalue(), seconds, more))
 
 

@@ -47,13 +47,18 @@ def test_a_coloured_picture_of_the_right_size_keeps_every_bit(tmp_path: Path) ->
 
 
 def test_grey_becomes_equal_channels_and_colour_its_luma(tmp_path: Path) -> None:
-    grey, colour = stored(Image.fromarray(GREY), tmp_path / "g.png"), stored(Image.fromarray(COLOUR), tmp_path / "c.png")
+    grey, colour = (
+        stored(Image.fromarray(GREY), tmp_path / "g.png"),
+        stored(Image.fromarray(COLOUR), tmp_path / "c.png"),
+    )
     assert np.array_equal(pixels(grey, (3, 8, 8)), np.stack([GREY] * 3))
     luma = COLOUR @ np.array([0.299, 0.587, 0.114])
     assert np.abs(pixels(colour, (1, 8, 8))[0] - luma).max() <= 1
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I", "F"])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I", "F"]
+)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode_is_read_at_any_size(mode: str, channels: int, tmp_path: Path) -> None:
     black = Image.new("L", (20, 30), 0)
@@ -99,7 +104,9 @@ def test_deep_pixels_of_unknown_scale_are_refused(deep: Array, message: str, tmp
 def test_what_is_transparent_shows_white(tmp_path: Path) -> None:
     rgba = np.array([[[255, 0, 0, 255], [255, 0, 0, 0], [0, 0, 0, 128]]], np.uint8)
     path = stored(Image.fromarray(rgba), tmp_path / "rgba.png")
-    assert pixels(path, (3, 1, 3)).transpose(1, 2, 0).tolist() == [[[255, 0, 0], [255, 255, 255], [127, 127, 127]]]
+    assert pixels(path, (3, 1, 3)).transpose(1, 2, 0).tolist() == [
+        [[255, 0, 0], [255, 255, 255], [127, 127, 127]]
+    ]
     grey = stored(Image.fromarray(rgba[:, :, [1, 3]]), tmp_path / "la.png")
     assert pixels(grey, (1, 1, 3))[0].tolist() == [[0, 255, 127]]
 
@@ -170,7 +177,9 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_program_in_the_coat_of_a_picture_is_not_run(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    (tmp_path / "a.png").write_text(
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    )
     refused(tmp_path / "a.png", "is not a picture")
     assert "EPS" not in PICTURE_FORMATS
 
@@ -186,7 +195,9 @@ def test_a_truncated_picture_is_refused(suffix: str, tmp_path: Path) -> None:
 def test_a_flipped_byte_never_escapes_as_another_error(tmp_path: Path) -> None:
     whole = stored(Image.fromarray(GREY), tmp_path / "a.png").read_bytes()
     for position in range(len(whole)):
-        (tmp_path / "b.png").write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
+        (tmp_path / "b.png").write_bytes(
+            whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :]
+        )
         try:
             assert read_picture(tmp_path / "b.png", (1, 8, 8)).shape == (1, 8, 8)
         except AtclError as error:
@@ -200,7 +211,12 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 @pytest.mark.parametrize("side", [10_000, 30_000])  # where Pillow warns, and where it raises
 def test_a_picture_that_would_fill_the_memory_is_refused(side: int, tmp_path: Path) -> None:
     head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b""))
+    (tmp_path / "a.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
     refused(tmp_path / "a.png", "has more than .* pixels")
 
 
@@ -211,10 +227,14 @@ def test_a_shape_that_pictures_do_not_have_is_refused(shape: Any, tmp_path: Path
 
 
 def test_many_pictures_keep_their_order_and_the_broken_ones_are_told(tmp_path: Path) -> None:
-    paths = [stored(Image.fromarray(digit), tmp_path / f"{number}.png") for number, digit in enumerate(DIGITS)]
+    paths = [
+        stored(Image.fromarray(digit), tmp_path / f"{number}.png") for number, digit in enumerate(DIGITS)
+    ]
     x, wrong = read_pictures([*paths[:5], tmp_path / "none.png", *paths[5:]], (1, 8, 8))
     assert wrong == {5: f"{tmp_path / 'none.png'} does not exist"}
-    assert np.array_equal(x[:, 0].numpy(), np.concatenate([DIGITS[:5], np.zeros((1, 8, 8), np.uint8), DIGITS[5:]]))
+    assert np.array_equal(
+        x[:, 0].numpy(), np.concatenate([DIGITS[:5], np.zeros((1, 8, 8), np.uint8), DIGITS[5:]])
+    )
 
 
 def test_folders_give_their_pictures_sorted_and_named_files_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -223,7 +243,10 @@ def test_folders_give_their_pictures_sorted_and_named_files_are_taken_as_they_ar
         (tmp_path / name).touch()
     inside = [tmp_path / name for name in ("a.jpg", "b.PNG", "sub/c.webp")]
     assert find_pictures([tmp_path]) == inside
-    assert find_pictures([str(tmp_path / "named.dat"), tmp_path, tmp_path / "a.jpg"]) == [tmp_path / "named.dat", *inside]
+    assert find_pictures([str(tmp_path / "named.dat"), tmp_path, tmp_path / "a.jpg"]) == [
+        tmp_path / "named.dat",
+        *inside,
+    ]
 
 
 def test_a_place_without_pictures_is_told(tmp_path: Path) -> None:

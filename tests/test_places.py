@@ -37,7 +37,14 @@ from atcl.loggers.progress import RunProgress
 from atcl.reproduce.command import Reproduce, fill, plan_lines
 from atcl.reproduce.launch import LAUNCHERS, crews, on_local, working
 from atcl.reproduce.launch.crews import RETRIES, Launcher, LaunchOptions, WorkerPool, portable_job, run_jobs
-from atcl.reproduce.launch.on_local import PACK, Local, ProcessExecutor, SerialExecutor, packs_of, train_packed
+from atcl.reproduce.launch.on_local import (
+    PACK,
+    Local,
+    ProcessExecutor,
+    SerialExecutor,
+    packs_of,
+    train_packed,
+)
 from atcl.reproduce.launch.on_ray import Ray, room_for
 from atcl.reproduce.launch.on_slurm import Slurm
 from atcl.reproduce.launch.progress import JobsProgress
@@ -48,7 +55,11 @@ from tests.test_reproducing import SCHEMA, SMALL, job
 TOKEN = secrets.token_hex(32)  # of Ray, which remembers the first that a process shows
 EPOCHS = 16
 LONG = (*SMALL, "--stages.0.epochs", str(EPOCHS))
-OPTIONS: dict[str, Launcher] = {"local": Local(), "ray": Ray("local"), "slurm": Slurm(executor="local")}  # each on this machine
+OPTIONS: dict[str, Launcher] = {
+    "local": Local(),
+    "ray": Ray("local"),
+    "slurm": Slurm(executor="local"),
+}  # each on this machine
 NEEDS = {"local": "atcl", "ray": "ray", "slurm": "submitit"}
 
 
@@ -66,7 +77,11 @@ def opened(name: str, tmp_path: Path) -> Iterator[WorkerPool]:
     pytest.importorskip(NEEDS[name], reason=f"pip install 'atcl[{name}]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)  # else Ray would keep one in the user's home
-        for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):  # set, so that what Ray makes of them is undone
+        for variable in (
+            "RAY_ADDRESS",
+            "RAY_AUTH_MODE",
+            "RAY_USAGE_STATS_ENABLED",
+        ):  # set, so that what Ray makes of them is undone
             patch.setenv(variable, "")
             patch.delenv(variable)
         with OPTIONS[name].open(LaunchOptions("cpu", workers=2, threads=1, runs=tmp_path / "runs")) as pool:
@@ -98,19 +113,31 @@ def told(one: Job) -> tuple[str, dict[str, int], list[Record]]:
     result, journal = read_json(one.path), read(one.path.with_name("journal.jsonl"))
     jsonschema.validate(result, SCHEMA)
     correct = {name: it["correct"] for name, it in result["metrics"].items()}
-    return result["model"]["sha256"], correct, [{key: value for key, value in record.items() if key != "seconds"} for record in journal]
+    return (
+        result["model"]["sha256"],
+        correct,
+        [{key: value for key, value in record.items() if key != "seconds"} for record in journal],
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "signals"), [("local", [signal.SIGKILL]), ("ray", [signal.SIGKILL]), ("slurm", [signal.SIGKILL, signal.SIGUSR2])]
+    ("name", "signals"),
+    [("local", [signal.SIGKILL]), ("ray", [signal.SIGKILL]), ("slurm", [signal.SIGKILL, signal.SIGUSR2])],
 )  # submitit takes SIGUSR2 for the end of its time
 def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_process(
-    name: str, signals: list[signal.Signals], alone: dict[int, Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    signals: list[signal.Signals],
+    alone: dict[int, Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(crews, "PAUSE", 0.05)
     jobs, cut, said = [job(tmp_path, seed, LONG) for seed in alone], list[int](), io.StringIO()
     over = threading.Event()
-    threads = [threading.Thread(target=struck, args=(one, number, cut, over)) for one, number in zip(jobs, signals, strict=False)]
+    threads = [
+        threading.Thread(target=struck, args=(one, number, cut, over))
+        for one, number in zip(jobs, signals, strict=False)
+    ]
     with opened(name, tmp_path) as pool:
         for thread in threads:
             thread.start()
@@ -130,7 +157,9 @@ def test_two_workers_one_of_them_killed_fill_the_ledger_with_the_numbers_of_one_
     assert f"(1 of {RETRIES} times)" in said.getvalue()
 
 
-def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_process(alone: dict[int, Job], tmp_path: Path) -> None:
+def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_process(
+    alone: dict[int, Job], tmp_path: Path
+) -> None:
     jobs, said = [job(tmp_path, seed, LONG) for seed in alone], io.StringIO()
     assert packs_of(jobs) == [jobs]
     train_packed(jobs, Console(file=said, width=400))
@@ -143,7 +172,9 @@ def test_seeds_that_train_together_fill_the_ledger_with_the_numbers_of_one_proce
 
 
 @pytest.mark.parametrize("error", [RuntimeError("an odd kernel"), AtclError("no such data"), MemoryError()])
-def test_an_error_in_a_pack_lets_each_run_try_alone(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_pack_lets_each_run_try_alone(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs, said = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO()
 
     def failing(*_: Any) -> None:
@@ -157,8 +188,14 @@ def test_an_error_in_a_pack_lets_each_run_try_alone(error: Exception, tmp_path: 
     assert told in said.getvalue()
 
 
-def test_each_pack_is_measured_before_the_next_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, seen, console = [job(tmp_path, seed) for seed in range(PACK + 2)], list[object](), Console(file=io.StringIO(), width=400)
+def test_each_pack_is_measured_before_the_next_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, seen, console = (
+        [job(tmp_path, seed) for seed in range(PACK + 2)],
+        list[object](),
+        Console(file=io.StringIO(), width=400),
+    )
 
     def noting(one: Job, *_: Any) -> None:
         seen.append(one.seed)
@@ -172,7 +209,9 @@ def test_each_pack_is_measured_before_the_next_is_trained(tmp_path: Path, monkey
     assert seen == [[*range(PACK)], *range(PACK), [PACK, PACK + 1], PACK, PACK + 1]
 
 
-def test_memory_that_runs_out_in_one_run_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_in_one_run_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs, said, full = [job(tmp_path, seed) for seed in (1, 2)], io.StringIO(), [True]
     measured = working.evaluate_job
 
@@ -193,7 +232,11 @@ def test_runs_of_one_dataset_are_packed_a_few_at_a_time(tmp_path: Path) -> None:
     trained, other = job(tmp_path, PACK + 1), job(tmp_path, 1, (), "kuzushiji/oracle")
     trained.folder.mkdir(parents=True)
     write_json(trained.folder / "result.json", {})
-    assert packs_of([many[0], longer, other, trained, *many]) == [[many[0], longer, *many[1 : PACK - 1]], [many[PACK - 1]], [other]]
+    assert packs_of([many[0], longer, other, trained, *many]) == [
+        [many[0], longer, *many[1 : PACK - 1]],
+        [many[PACK - 1]],
+        [other],
+    ]
     with sole_writer(many[0].folder):  # by another process: it would stop all that train with it
         assert packs_of(many) == [many[1:]]
 
@@ -242,14 +285,19 @@ def handed_out(jobs: Sequence[Job], executor: Scripted) -> str:
 @pytest.mark.usefixtures("_at_once")
 def test_a_worker_that_dies_again_and_again_is_given_up_while_the_others_go_on(tmp_path: Path) -> None:
     executor = Scripted({1: [Died("no memory")] * 9, 2: [Died("no memory"), Done(1.0)], 3: [Done(1.0)]})
-    with pytest.raises(AtclError, match=f"^digits/direct-log .*, seed 1: no memory, {RETRIES + 1} times; the same command goes on where it was$"):
+    with pytest.raises(
+        AtclError,
+        match=f"^digits/direct-log .*, seed 1: no memory, {RETRIES + 1} times; the same command goes on where it was$",
+    ):
         handed_out([job(tmp_path, seed) for seed in (1, 2, 3)], executor)
     assert Counter(one.seed for one in executor.started) == {1: RETRIES + 1, 2: 2, 3: 1}
     assert executor.stopped == []
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_an_error_is_not_tried_again_and_ends_the_others_only_where_nothing_was_trained(tmp_path: Path) -> None:
+def test_an_error_is_not_tried_again_and_ends_the_others_only_where_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
     jobs = [job(tmp_path, seed) for seed in (1, 2)]
     executor = Scripted({1: [Failed("no such data")], 2: []})
     with pytest.raises(AtclError, match=r"^digits/direct-log .*, seed 1: no such data$"):
@@ -285,7 +333,9 @@ def test_a_job_that_someone_cancels_ends_its_own_run_alone(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("_at_once")
 def test_what_others_say_is_printed_as_it_is(tmp_path: Path) -> None:
-    assert "seed 1: [/data/x] is [red]; it goes on" in handed_out([job(tmp_path)], Scripted({1: [Died("[/data/x] is [red]"), Done(1.0)]}))
+    assert "seed 1: [/data/x] is [red]; it goes on" in handed_out(
+        [job(tmp_path)], Scripted({1: [Died("[/data/x] is [red]"), Done(1.0)]})
+    )
     RunProgress(Console(file=(said := io.StringIO()))).notify("engine [/data/x]")
     assert said.getvalue() == "engine [/data/x]\n"
 
@@ -318,7 +368,9 @@ def test_a_process_that_is_killed_while_it_speaks_has_died(part: bytes) -> None:
     assert ProcessExecutor(1, 1, {process: ours}).outcome(process) == Died("its process ended with code -9")
 
 
-def test_an_error_of_any_length_is_told_in_a_message_that_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_any_length_is_told_in_a_message_that_a_pipe_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for error in (ValueError("ö" * 100_000), AtclError("ö" * 100_000)):
         monkeypatch.setattr(working, "run_job", mock.Mock(side_effect=error))
         told = working.work(job(tmp_path), 1)
@@ -337,7 +389,10 @@ def test_who_asks_whether_a_folder_is_held_keeps_no_one_from_it(tmp_path: Path) 
             assert is_held(tmp_path)
 
 
-@pytest.mark.parametrize(("threads", "strong", "fits"), [(1, False, 12), (4, False, 3), (6, False, 0), (1, True, 3), (3, True, 2), (6, True, 0)])
+@pytest.mark.parametrize(
+    ("threads", "strong", "fits"),
+    [(1, False, 12), (4, False, 3), (6, False, 0), (1, True, 3), (3, True, 2), (6, True, 0)],
+)
 def test_a_run_fits_on_one_machine_of_a_cluster_or_on_none(threads: int, strong: bool, fits: int) -> None:
     nodes = [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {"memory": 1.0}]
     assert room_for(nodes, threads, strong) == fits
@@ -404,7 +459,9 @@ echo Submitted batch job 7""",
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for a cluster: what it was asked for lies there."""
-    pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'").SlurmJob.watcher.clear()  # it remembers jobs of other tests
+    pytest.importorskip(
+        "submitit", reason="pip install 'atcl[slurm]'"
+    ).SlurmJob.watcher.clear()  # it remembers jobs of other tests
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, lines in SLURM.items():
@@ -414,10 +471,15 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(slurm: Path, tmp_path: Path) -> None:
+def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(
+    slurm: Path, tmp_path: Path
+) -> None:
     endless = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "100000"))
     jobs = [job(tmp_path, name="kuzushiji/oracle", words=(), data_dir=tmp_path / "empty"), endless]
-    with Slurm().open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool, pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*empty") as said:
+    with (
+        Slurm().open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool,
+        pytest.raises(AtclError, match=r"^kuzushiji/oracle, seed 1: .*empty") as said,
+    ):
         fill(jobs, Console(file=io.StringIO()), pool)
     assert "\n" not in str(said.value)
     assert "#SBATCH --array=0-1%2" in (slurm / "script").read_text()
@@ -425,33 +487,61 @@ def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(s
     assert not endless.path.exists()
 
 
-def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(slurm: Path, tmp_path: Path) -> None:
-    with Slurm("pressed").open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool, pytest.raises(KeyboardInterrupt):
+def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(
+    slurm: Path, tmp_path: Path
+) -> None:
+    with (
+        Slurm("pressed").open(LaunchOptions("cpu", runs=tmp_path / "runs")) as pool,
+        pytest.raises(KeyboardInterrupt),
+    ):
         fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), pool)
     assert (slurm / "cancelled").read_text() == "7_0 7_1\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("_at_once")
-@pytest.mark.parametrize(("workers", "ids"), [(0, ["7_0", "7_1"]), (1, ["7", "7"])])  # no more are queued than may run
-def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(workers: int, ids: list[str], slurm: Path, tmp_path: Path) -> None:
-    (slurm / "states").write_text("".join(f"{one}|CANCELLED by 0|None assigned\n" for one in ("7", "7_[0-1]")))
+@pytest.mark.parametrize(
+    ("workers", "ids"), [(0, ["7_0", "7_1"]), (1, ["7", "7"])]
+)  # no more are queued than may run
+def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(
+    workers: int, ids: list[str], slurm: Path, tmp_path: Path
+) -> None:
+    (slurm / "states").write_text(
+        "".join(f"{one}|CANCELLED by 0|None assigned\n" for one in ("7", "7_[0-1]"))
+    )
     said, runs = io.StringIO(), tmp_path / "[red]"
-    with Slurm("waiting").open(LaunchOptions("cpu", workers, runs=runs)) as pool, pytest.raises(AtclError) as told:
+    with (
+        Slurm("waiting").open(LaunchOptions("cpu", workers, runs=runs)) as pool,
+        pytest.raises(AtclError) as told,
+    ):
         fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=said, width=400), pool)
-    assert re.findall(r"seed (\d): its job (\w+) was cancelled", str(told.value)) == list(zip("12", ids, strict=True))
+    assert re.findall(r"seed (\d): its job (\w+) was cancelled", str(told.value)) == list(
+        zip("12", ids, strict=True)
+    )
     assert len((slurm / "queued").read_text().splitlines()) == (2 if workers else 1)
     assert str(runs / "slurm") in said.getvalue()
     assert not (slurm / "cancelled").exists()
 
 
-def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slurm: Path, tmp_path: Path) -> None:
+def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(
+    slurm: Path, tmp_path: Path
+) -> None:
     place = Slurm(
-        "nowhere", "mine", "high", "h100", minutes=90, cpus=4, memory=16, setup=("module load cuda",), more=("reservation=ours", "exclusive")
+        "nowhere",
+        "mine",
+        "high",
+        "h100",
+        minutes=90,
+        cpus=4,
+        memory=16,
+        setup=("module load cuda",),
+        more=("reservation=ours", "exclusive"),
     )
     with place.open(LaunchOptions(workers=2, runs=tmp_path / "runs")) as pool:
         assert (pool.device, pool.strong, pool.workers) == ("cuda", True, 2)
-        with pytest.raises(AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere") as said:
+        with pytest.raises(
+            AtclError, match=r"^SLURM did not take the jobs: .*invalid partition specified: nowhere"
+        ) as said:
             fill([job(tmp_path, seed) for seed in (1, 2, 3)], Console(file=io.StringIO()), pool)
     assert "\n" not in str(said.value)
     lines = (slurm / "script").read_text().splitlines()
@@ -470,18 +560,31 @@ def test_slurm_is_asked_for_what_the_user_wants_and_its_refusal_is_one_line(slur
             ["--on", "ray", "--ray.address", "127.0.0.1:1"],
             "no Ray cluster at 127.0.0.1:1: [Errno 111] Connection refused",
         ),
-        (["--on", "slurm", "--device", "cuda:1", "--slurm.executor", "local"], "a cluster picks the GPU itself"),
+        (
+            ["--on", "slurm", "--device", "cuda:1", "--slurm.executor", "local"],
+            "a cluster picks the GPU itself",
+        ),
         (["--on", "slurm"], "no srun"),
         (["--on", "slurm", "--slurm.executor", "condor"], "unknown executor 'condor'"),
         (["--on", "slurm", "--slurm.minutes", "0"], "at least one minute"),
-        (["--on", "slurm", "--slurm.partitoin", "gpu"], "does not know --slurm.partitoin gpu; did you mean '--slurm.partition'?"),
+        (
+            ["--on", "slurm", "--slurm.partitoin", "gpu"],
+            "does not know --slurm.partitoin gpu; did you mean '--slurm.partition'?",
+        ),
         (["--slurm.partition", "gpu"], "--slurm.partition is for runs on slurm: add --on slurm"),
         (["--on", "ray", "--slurm.minutes", "9"], "add --on slurm"),
-        (["--dry-run", "--on", "slurm", "--ray.address", "local"], "--ray.address is for runs on ray: add --on ray"),
+        (
+            ["--dry-run", "--on", "slurm", "--ray.address", "local"],
+            "--ray.address is for runs on ray: add --on ray",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_queued(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -493,7 +596,9 @@ def test_a_mistake_is_told_before_anything_is_queued(
 
 
 @pytest.mark.parametrize("before", ["", "ray://"])
-def test_another_service_at_the_address_of_ray_gives_one_line_at_once(before: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_service_at_the_address_of_ray_gives_one_line_at_once(
+    before: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("ray", reason="pip install 'atcl[ray]'")
 
     def answer(server: socket.socket) -> None:
@@ -505,14 +610,19 @@ def test_another_service_at_the_address_of_ray_gives_one_line_at_once(before: st
         teller = threading.Thread(target=answer, args=(server,), daemon=True)
         teller.start()
         address = f"{before}127.0.0.1:{server.getsockname()[1]}"
-        assert main(["reproduce", "digits", "--results", str(tmp_path), "--on", "ray", "--ray.address", address]) == 2
+        assert (
+            main(["reproduce", "digits", "--results", str(tmp_path), "--on", "ray", "--ray.address", address])
+            == 2
+        )
         teller.join(10)
     said = capfd.readouterr().err
     assert said.startswith(f"atcl: no Ray cluster at {address}: what answers there is not Ray")
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("name", "module"), [(name, module) for name, module in NEEDS.items() if name != "local"])
+@pytest.mark.parametrize(
+    ("name", "module"), [(name, module) for name, module in NEEDS.items() if name != "local"]
+)
 def test_a_missing_extra_is_named_with_its_command(
     name: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -527,7 +637,10 @@ def test_commands_of_the_page_are_understood() -> None:
     options = [shlex.split(option) for option in re.findall(r"`(--slurm\..*?)`", page)]
     assert len(commands) > 3
     assert {option[0].removeprefix("--slurm.") for option in options} == {one.name for one in fields(Slurm)}
-    for words in [*(shlex.split(command) for command in commands), *(["table1", *option] for option in options if len(option) > 1)]:
+    for words in [
+        *(shlex.split(command) for command in commands),
+        *(["table1", *option] for option in options if len(option) > 1),
+    ]:
         assert not parse(Reproduce, words, "atcl reproduce", return_unknown_args=True)[1], words
 
 
@@ -535,10 +648,21 @@ def test_every_place_is_tried_here() -> None:
     assert LAUNCHERS.keys() == OPTIONS.keys() == NEEDS.keys()
 
 
-def test_a_plan_for_slurm_is_made_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_slurm_is_made_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "submitit", None)
-    words = ["reproduce", "digits", "--seeds", "1", "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    words = [
+        "reproduce",
+        "digits",
+        "--seeds",
+        "1",
+        "--results",
+        str(tmp_path / "results"),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
     assert main([*words, "--dry-run", "--on", "slurm", "--slurm.partition", "gpu"]) == 0
     printed = capsys.readouterr().out
     assert "atcl train digits/warmup-pla --seed 1" in printed
@@ -546,18 +670,39 @@ def test_a_plan_for_slurm_is_made_where_there_is_none(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_reckons_with_the_number_of_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_reckons_with_the_number_of_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("submitit", reason="pip install 'atcl[slurm]'")
-    words = ["reproduce", "table1", "--datasets", "digits", "--dry-run", "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    assert main([*words, "--on", "slurm", "--slurm.executor", "local", "--device", "cpu", "--workers", "3"]) == 0
+    words = [
+        "reproduce",
+        "table1",
+        "--datasets",
+        "digits",
+        "--dry-run",
+        "--results",
+        str(tmp_path / "results"),
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    assert (
+        main([*words, "--on", "slurm", "--slurm.executor", "local", "--device", "cpu", "--workers", "3"]) == 0
+    )
     assert "30 runs, 3 at a time" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     done = job(tmp_path)
     run_job(done)
     result = read_json(done.path)
     result["training_seconds"] = 60.0
-    result["metrics"] = {name: {**one, "seconds": 20.0} for name, one in result["metrics"].items() if name != "worst"}
+    result["metrics"] = {
+        name: {**one, "seconds": 20.0} for name, one in result["metrics"].items() if name != "worst"
+    }
     write_json(done.path, result)
     jobs = [job(tmp_path, seed) for seed in range(2, 6)]  # of two minutes each
-    lasting = {workers: plan_lines(jobs, tmp_path / "results", result["environment"]["device"], workers)[-1].split()[-1] for workers in (1, 2, 4, 9)}
+    lasting = {
+        workers: plan_lines(jobs, tmp_path / "results", result["environment"]["device"], workers)[-1].split()[
+            -1
+        ]
+        for workers in (1, 2, 4, 9)
+    }
     assert lasting == {1: "8:00", 2: "4:00", 4: "2:00", 9: "2:00"}

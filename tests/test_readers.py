@@ -27,26 +27,38 @@ LABELS = np.array([0, 1, 2, 3, 9, 5])
 
 
 def idx_bytes(array: np.ndarray[Any, Any]) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + b"".join(side.to_bytes(4, "big") for side in array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def cifar_bytes(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], key: bytes = b"labels") -> bytes:
     """As Python 2 wrote them: protocol 2, keys of bytes."""
-    return pickle.dumps({b"data": x.transpose(0, 3, 1, 2).reshape(len(x), -1), key: y.tolist(), b"batch_label": b"x"}, protocol=2)
+    return pickle.dumps(
+        {b"data": x.transpose(0, 3, 1, 2).reshape(len(x), -1), key: y.tolist(), b"batch_label": b"x"},
+        protocol=2,
+    )
 
 
 def write_idx(place: Path, source: Source, packed: bool) -> None:
     (place / source.name).mkdir()
     for name, array in zip(IDX, (GREY, LABELS, GREY[:2], LABELS[:2]), strict=True):
         content = idx_bytes(array)
-        (place / source.name / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+        (place / source.name / (f"{name}.gz" if packed else name)).write_bytes(
+            gzip.compress(content) if packed else content
+        )
 
 
 def cifar_members(source: Source) -> dict[str, bytes]:
     if source.name == "cifar10":
         batches = {f"data_batch_{i}": cifar_bytes(COLOUR[i : i + 1], LABELS[i : i + 1]) for i in range(1, 6)}
         return {**batches, "test_batch": cifar_bytes(COLOUR[:2], LABELS[:2])}
-    return {"train": cifar_bytes(COLOUR[1:], LABELS[1:], b"fine_labels"), "test": cifar_bytes(COLOUR[:2], LABELS[:2], b"fine_labels")}
+    return {
+        "train": cifar_bytes(COLOUR[1:], LABELS[1:], b"fine_labels"),
+        "test": cifar_bytes(COLOUR[:2], LABELS[:2], b"fine_labels"),
+    }
 
 
 def write_cifar(place: Path, source: Source, packed: bool) -> None:
@@ -101,7 +113,10 @@ def check(name: str, found: Dataset) -> None:
     assert found.classes == (100 if name == "cifar100" else 10)
 
 
-@pytest.mark.parametrize(("name", "packed"), [(name, packed) for name in WRITERS for packed in (True, False) if packed or name != "svhn"])
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [(name, packed) for name in WRITERS for packed in (True, False) if packed or name != "svhn"],
+)
 def test_official_files_are_read(name: str, packed: bool, tmp_path: Path) -> None:
     WRITERS[name](tmp_path, SOURCES[name], packed)
     check(name, small(name, tmp_path)(tmp_path))
@@ -195,7 +210,9 @@ def test_a_hostile_pickle_runs_nothing(how: str, tmp_path: Path) -> None:
         "open": (open, (str(mark), "w")),
         "load": (np.load, (str(mark),)),
     }
-    (tmp_path / "batch").write_bytes(pickle.dumps({b"data": Hostile(commands[how]), b"labels": []}, protocol=2))
+    (tmp_path / "batch").write_bytes(
+        pickle.dumps({b"data": Hostile(commands[how]), b"labels": []}, protocol=2)
+    )
     with pytest.raises(AtclError, match=r"not a batch of CIFAR: it asks for"):
         readers.cifar(tmp_path, "batch", "labels")
     assert not mark.exists()

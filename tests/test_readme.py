@@ -26,7 +26,10 @@ RESULTS = ROOT / "results"
 
 
 SHOWN = {
-    (with_derived_weights(job.what.recipe), job.seed)  # tables show runs with other initial weights too, and say so
+    (
+        with_derived_weights(job.what.recipe),
+        job.seed,
+    )  # tables show runs with other initial weights too, and say so
     for experiment in EXPERIMENTS.values()
     for job in jobs_of(narrowed(experiment, (*experiment.datasets, *experiment.stand_ins)), RESULTS)
 }
@@ -38,7 +41,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_tables_follow_from_the_committed_results(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- table: ") == text.count("<!-- end -->") == len(places(text))
-    assert rewritten(text, RESULTS) == text, f"stale: atcl reproduce {places(text)[0]} --no-fill --write {page.name}"
+    assert rewritten(text, RESULTS) == text, (
+        f"stale: atcl reproduce {places(text)[0]} --no-fill --write {page.name}"
+    )
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -57,24 +62,37 @@ def test_no_measured_number_stands_outside_a_generated_table(page: str) -> None:
     assert not re.findall(r"\d ± \d", prose)
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("result.json")), ids=lambda path: "-".join(path.parts[-4:-1]))
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.rglob("result.json")), ids=lambda path: "-".join(path.parts[-4:-1])
+)
 def test_each_result_lies_where_its_settings_say(path: Path) -> None:
     result = read_json(path)
     settings = from_data(result["recipe"], KINDS)
     dataset, _, method = result["name"].partition("/")
     assert digest(settings) == result["digest"]
-    assert path == RESULTS / dataset / f"{method}-{digest(settings)}" / f"seed-{result['seed']}" / "result.json"
-    assert (with_derived_weights(settings), result["seed"]) in SHOWN | DRAWN, "no table and no figure shows it"
+    assert (
+        path == RESULTS / dataset / f"{method}-{digest(settings)}" / f"seed-{result['seed']}" / "result.json"
+    )
+    assert (with_derived_weights(settings), result["seed"]) in SHOWN | DRAWN, (
+        "no table and no figure shows it"
+    )
     assert result["published"] == card(settings)
     for one in result["metrics"].values():
         assert one["accuracy"] == pytest.approx(100 * one["correct"] / one["images"])
         assert one["seed"] == 0
-    assert {one["batch_size"] for name, one in result["metrics"].items() if name not in ("autoattack", "worst")} == {500}
-    assert result["name"].partition("/")[0] != "digits" or {one["images"] for one in result["metrics"].values()} == {397}
+    assert {
+        one["batch_size"] for name, one in result["metrics"].items() if name not in ("autoattack", "worst")
+    } == {500}
+    assert result["name"].partition("/")[0] != "digits" or {
+        one["images"] for one in result["metrics"].values()
+    } == {397}
 
 
 def accuracy(name: str, metric: str) -> float:
-    values: list[float] = [read_json(result_path(RESULTS, RecipeRef(name), seed))["metrics"][metric]["accuracy"] for seed in (1, 2, 3)]
+    values: list[float] = [
+        read_json(result_path(RESULTS, RecipeRef(name), seed))["metrics"][metric]["accuracy"]
+        for seed in (1, 2, 3)
+    ]
     return sum(values) / 3
 
 
@@ -101,7 +119,12 @@ def test_python_of_the_readme_runs() -> None:
         def __init__(self) -> None:
             super().__init__(torch.nn.Flatten(), torch.nn.Linear(27, 10))
 
-    names = {"images": torch.rand(40, 3, 3, 3), "not_this": [i % 10 for i in range(40)], "MyNet": MyNet, "torch": torch}
+    names = {
+        "images": torch.rand(40, 3, 3, 3),
+        "not_this": [i % 10 for i in range(40)],
+        "MyNet": MyNet,
+        "torch": torch,
+    }
     exec(block, names)
     assert names["model"](names["images"]).shape == (40, 10)  # type: ignore[operator]
     del LOSSES["mine"]
@@ -109,7 +132,11 @@ def test_python_of_the_readme_runs() -> None:
 
 @pytest.mark.usefixtures("_shrunk")
 def test_train_and_evaluate_of_the_readme_run() -> None:
-    commands = [line.partition("  #")[0].split()[1:] for line in README.splitlines() if re.match("atcl (train|evaluate|reproduce)", line)]
+    commands = [
+        line.partition("  #")[0].split()[1:]
+        for line in README.splitlines()
+        if re.match("atcl (train|evaluate|reproduce)", line)
+    ]
     assert len(commands) == 7
     assert main(["train"]) == 0
     for words in commands:
@@ -120,15 +147,21 @@ def test_train_and_evaluate_of_the_readme_run() -> None:
 @pytest.mark.usefixtures("_shrunk")
 def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 0  # what `make run` does
-    for language, block in re.findall(r"```(python)?\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.S):
+    for language, block in re.findall(
+        r"```(python)?\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.S
+    ):
         if language:
             exec(block, {})
         elif block.startswith("atcl "):
             assert main(block.split()[1:]) == 0, block
-    assert capsys.readouterr().out.count("pictures/1500-is-a-1.png") == 2  # once by the command, once from Python
+    assert (
+        capsys.readouterr().out.count("pictures/1500-is-a-1.png") == 2
+    )  # once by the command, once from Python
 
 
-def test_commands_of_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_the_readme_are_understood(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^atcl ((?:show|list) .*?)(?:  +#.*)?$", README, re.M)
     assert commands

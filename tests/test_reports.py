@@ -26,12 +26,23 @@ def metric(accuracy: float, flags: list[str] | None = None) -> dict[str, Any]:
     return {"accuracy": accuracy, "flags": flags, "seconds": 1.0}
 
 
-def put(results: Path, cell: str, seed: int, chosen: dict[str, dict[str, Any]], last: float = 80.0, rule: str = "test_pgd20") -> Path:
+def put(
+    results: Path,
+    cell: str,
+    seed: int,
+    chosen: dict[str, dict[str, Any]],
+    last: float = 80.0,
+    rule: str = "test_pgd20",
+) -> Path:
     """Write what a table reads of a result."""
     what = recipe_ref(cell)
     path = result_path(results, what, seed)
     path.parent.mkdir(parents=True)
-    told = {"selection": {"rule": rule}, "metrics": chosen, "last_epoch": {"metrics": dict.fromkeys(("natural", "pgd20", "cw30"), metric(last))}}
+    told = {
+        "selection": {"rule": rule},
+        "metrics": chosen,
+        "last_epoch": {"metrics": dict.fromkeys(("natural", "pgd20", "cw30"), metric(last))},
+    }
     write_json(path, {**told, "recipe": to_data(what.recipe), "training_seconds": 1.0, "environment": {}})
     return path
 
@@ -43,7 +54,9 @@ def three(natural: float, pgd20: float, cw30: float) -> dict[str, dict[str, Any]
 @pytest.mark.parametrize(("deviation", "seeds"), [(0.48, 3), (0.48, 1), (25.5, 2)])
 def test_the_margin_is_that_of_a_prediction_interval(deviation: float, seeds: int) -> None:
     spread = deviation * (3 / 2) ** 0.5
-    assert explained_by_seeds(deviation, seeds) == pytest.approx(stats.t.ppf(0.975, df=2) * spread * (1 / 3 + 1 / seeds) ** 0.5)
+    assert explained_by_seeds(deviation, seeds) == pytest.approx(
+        stats.t.ppf(0.975, df=2) * spread * (1 / 3 + 1 / seeds) ** 0.5
+    )
 
 
 def test_the_margin_covers_as_often_as_it_says() -> None:
@@ -61,13 +74,22 @@ def test_the_margin_is_never_narrower_than_rounding() -> None:
     assert Cell((10.0,), (), None).outside is None
 
 
-@pytest.mark.parametrize(("digest", "said"), [(next(iter(UNOFFICIAL)), " (reconstructed data)"), ("0123456789abcdef", "")])
-def test_numbers_on_files_that_are_not_the_official_ones_say_so(tmp_path: Path, digest: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("digest", "said"), [(next(iter(UNOFFICIAL)), " (reconstructed data)"), ("0123456789abcdef", "")]
+)
+def test_numbers_on_files_that_are_not_the_official_ones_say_so(
+    tmp_path: Path, digest: str, said: str
+) -> None:
     for row in ("oracle", "warmup-pla"):
         path = put(tmp_path, f"svhn/{row}", 1, three(91.0, 85.0, 83.0))
         write_json(path, {**read_json(path), "data": {"test": digest}})
     (table,) = grids(narrowed(EXPERIMENTS["table1"], ["svhn"], ["oracle"]), tmp_path)
-    assert table.rows[0][2:] == (*(f"{number}{said}" for number in ("91.00", "85.00", "83.00")), "—", *[f"80.00{said}"] * 3, "1")
+    assert table.rows[0][2:] == (
+        *(f"{number}{said}" for number in ("91.00", "85.00", "83.00")),
+        "—",
+        *[f"80.00{said}"] * 3,
+        "1",
+    )
     (claims,) = grids(EXPERIMENTS["claims"], tmp_path)
     assert [row[1] for row in claims.rows if row[1] != "—"] == [f"svhn{said}"]
 
@@ -98,7 +120,9 @@ def broken(told: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
         ("environment", None, "how long it trained, and where"), ("data", None, "on which data"), ("engine", 3, "an engine that no run has"),
     ],
 )  # fmt: skip
-def test_a_result_that_no_run_writes_is_refused_in_one_line(place: str, value: Any, said: str, tmp_path: Path) -> None:
+def test_a_result_that_no_run_writes_is_refused_in_one_line(
+    place: str, value: Any, said: str, tmp_path: Path
+) -> None:
     path = put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
     whole = {**read_json(path), "seed": 1, "engine": {"together": 1, "peak_gpu_bytes": 10}}
     for experiment in (TABLE, EXPERIMENTS["claims"], EXPERIMENTS["times"]):
@@ -119,12 +143,16 @@ def test_one_run_is_not_taken_for_several_seeds(tmp_path: Path) -> None:
     for seed in (1, 2):
         path = put(tmp_path, "kuzushiji/warmup-pla", seed, three(91.0, 85.0, 83.0))
         write_json(path, {**read_json(path), "model": {"sha256": "0" * 64, "bytes": 3}})
-    with pytest.raises(AtclError, match=r"seed-2/result.json speaks of the same model as .*seed-1/result.json: remove it"):
+    with pytest.raises(
+        AtclError, match=r"seed-2/result.json speaks of the same model as .*seed-1/result.json: remove it"
+    ):
         grids(TABLE, tmp_path)
 
 
 def test_autoattack_does_not_carry_the_sign_of_a_search_that_it_runs_itself(tmp_path: Path) -> None:
-    signs = {name: metric(50.0, ["constant", "square"]) for name in ("natural", "pgd20", "cw30", "autoattack")}
+    signs = {
+        name: metric(50.0, ["constant", "square"]) for name in ("natural", "pgd20", "cw30", "autoattack")
+    }
     put(tmp_path, "kuzushiji/warmup-pla", 1, signs)
     (table,) = grids(narrowed(TABLE, rows=["warmup-pla"]), tmp_path)
     assert table.rows[0][3:6] == ("50.00 (constant, square)", "50.00 (constant, square)", "50.00 (constant)")
@@ -151,7 +179,14 @@ def test_ours_stand_beside_the_published_and_rules_never_share_a_column(tmp_path
 
 
 def test_one_seed_has_no_spread_and_signs_of_false_robustness_are_shown(tmp_path: Path) -> None:
-    put(tmp_path, "digits/warmup-pla", 1, three(80.0, 70.0, 60.0) | {"pgd20": metric(70.0, ["step_size"])}, last=80.0, rule="last")
+    put(
+        tmp_path,
+        "digits/warmup-pla",
+        1,
+        three(80.0, 70.0, 60.0) | {"pgd20": metric(70.0, ["step_size"])},
+        last=80.0,
+        rule="last",
+    )
     text = markdown(grids(narrowed(TABLE, ["digits"], ["warmup-pla"]), tmp_path))
     assert "| **warm-up + PLA** | 80.0 | 70.0 (step_size) | 60.0 | 1 |" in text
     assert "published" not in text
@@ -170,7 +205,11 @@ def test_json_tells_all_that_is_known_of_a_cell(tmp_path: Path) -> None:
     put(tmp_path, "kuzushiji/warmup-pla", 2, three(91.0, 95.0, 83.0))
     cells = json.loads(TABLE_FORMATS["json"](grids(TABLE, tmp_path)))
     assert len(cells) == 2 * 7
-    (cell,) = [one for one in cells if (one["row"], one["metric"], one["rule"]) == ("warmup-pla", "pgd20", "test_pgd20")]
+    (cell,) = [
+        one
+        for one in cells
+        if (one["row"], one["metric"], one["rule"]) == ("warmup-pla", "pgd20", "test_pgd20")
+    ]
     assert cell["recipe"] == "kuzushiji/warmup-pla"
     assert (cell["seeds"], cell["values"], cell["mean"], cell["outside"]) == ([2], [95.0], 95.0, True)
     assert cell["published"] == {"mean": 85.88, "deviation": 0.48}
@@ -191,7 +230,10 @@ def test_pseudo_labels_are_read_from_the_journals(tmp_path: Path) -> None:
     experiment = narrowed(EXPERIMENTS["pseudo-labels"], rows=["pseudo-labels-slow"])
     for seed, right in ((1, 0.12), (2, 0.13)):
         path = put(tmp_path, "kuzushiji/pseudo-labels-slow", seed, three(1.0, 1.0, 1.0))
-        records = [{"stage": 0, "epoch": epoch, "pseudo_label_accuracy": right + (epoch - 1) / 100} for epoch in range(1, 11)]
+        records = [
+            {"stage": 0, "epoch": epoch, "pseudo_label_accuracy": right + (epoch - 1) / 100}
+            for epoch in range(1, 11)
+        ]
         path.with_name("journal.jsonl").write_bytes(to_lines(records))
     (table,) = grids(experiment, tmp_path)
     assert table.headings[2:4] == ("epoch 1", "epoch 2")
@@ -240,19 +282,33 @@ def test_several_datasets_are_told_apart(tmp_path: Path) -> None:
 def test_what_the_runs_took_counts_shares_and_gpus_alone(tmp_path: Path) -> None:
     (empty,) = grids(EXPERIMENTS["times"], tmp_path)
     assert empty.rows == ()
-    for cell, seed, together, peak in [("kuzushiji/oracle", 1, 4, 2**32), ("kuzushiji/warmup-pla", 2, 1, 2**31), ("mnist/oracle", 1, 1, None)]:
+    for cell, seed, together, peak in [
+        ("kuzushiji/oracle", 1, 4, 2**32),
+        ("kuzushiji/warmup-pla", 2, 1, 2**31),
+        ("mnist/oracle", 1, 1, None),
+    ]:
         path = put(tmp_path, cell, seed, {**three(90, 80, 70), "worst": metric(60)})
         told = read_json(path)
         device = "a GPU" if peak else "a CPU"
         for name, one in told["metrics"].items():
-            one |= {"seconds": 60.0, "machine": {"device": "a CPU" if name == "cw30" and seed == 2 else device}}  # measured elsewhere
+            one |= {
+                "seconds": 60.0,
+                "machine": {"device": "a CPU" if name == "cw30" and seed == 2 else device},
+            }  # measured elsewhere
         engine = {"together": together, "peak_gpu_bytes": peak}
-        write_json(path, {**told, "training_seconds": 480.0, "engine": engine, "environment": {"device": device}})
+        write_json(
+            path, {**told, "training_seconds": 480.0, "engine": engine, "environment": {"device": device}}
+        )
     (table,) = grids(EXPERIMENTS["times"], tmp_path)
-    assert table.rows == (("kuzushiji", "2", "10.0", "5.0", "15.0", "2.00"), ("all", "2", "10.0", "5.0", "15.0", "2.00"))
+    assert table.rows == (
+        ("kuzushiji", "2", "10.0", "5.0", "15.0", "2.00"),
+        ("all", "2", "10.0", "5.0", "15.0", "2.00"),
+    )
 
 
 @pytest.mark.parametrize("name", ["claims", "times"])
-def test_a_table_that_only_tells_of_others_makes_no_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_only_tells_of_others_makes_no_run(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["reproduce", name, "--dry-run", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{name} only tells of runs that other tables make\n"

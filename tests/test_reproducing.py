@@ -29,13 +29,25 @@ from atcl.reproduce.ledger import Job, attacks_of, entries, jobs_of, store
 from atcl.reproduce.published import RecipeRef
 from atcl.runs.run import Run
 
-SMALL = ("--model", "mlp", "--stages.0.epochs", "1", "--stages.0.batch-size", "700", "--stages.0.budget.steps", "1")
+SMALL = (
+    "--model",
+    "mlp",
+    "--stages.0.epochs",
+    "1",
+    "--stages.0.batch-size",
+    "700",
+    "--stages.0.budget.steps",
+    "1",
+)
 SCHEMA = read_json(Path(__file__).parents[1] / "docs/result.schema.json")
 
 
 def small(wanted: Recipe) -> Recipe:
     stages = tuple(
-        replace(stage, epochs=1, batch_size=700, budget=replace(stage.budget, steps=min(stage.budget.steps, 1))) for stage in wanted.stages
+        replace(
+            stage, epochs=1, batch_size=700, budget=replace(stage.budget, steps=min(stage.budget.steps, 1))
+        )
+        for stage in wanted.stages
     )
     return replace(wanted, model="mlp", stages=stages)
 
@@ -51,7 +63,9 @@ def _small_digits(monkeypatch: pytest.MonkeyPatch) -> None:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A console that no one reads, and evaluations without a search for signs of false robustness."""
     plain = Run.evaluate
-    monkeypatch.setattr(Run, "evaluate", lambda self, *words, **options: plain(self, *words, **{**options, "checks": False}))
+    monkeypatch.setattr(
+        Run, "evaluate", lambda self, *words, **options: plain(self, *words, **{**options, "checks": False})
+    )
     return Console(file=io.StringIO())
 
 
@@ -60,13 +74,28 @@ def here(jobs: Sequence[Job], console: Console, workers: int = 1) -> None:
         fill(jobs, console, pool)
 
 
-def job(tmp_path: Path, seed: int = 1, words: tuple[str, ...] = SMALL, name: str = "digits/direct-log", **more: Any) -> Job:
+def job(
+    tmp_path: Path,
+    seed: int = 1,
+    words: tuple[str, ...] = SMALL,
+    name: str = "digits/direct-log",
+    **more: Any,
+) -> Job:
     folder = tmp_path / "runs" / f"{name}-{seed}"
-    return Job(RecipeRef(name, words), seed, ("natural", "pgd20", "cw30"), tmp_path / f"results/{name}-{seed}/result.json", folder, **more)
+    return Job(
+        RecipeRef(name, words),
+        seed,
+        ("natural", "pgd20", "cw30"),
+        tmp_path / f"results/{name}-{seed}/result.json",
+        folder,
+        **more,
+    )
 
 
 @pytest.mark.usefixtures("_small_digits", "quiet")
-def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     words = ["reproduce", "table1", "--datasets", "digits", "--seeds", "1", "--workers", "1", *places]
     page = tmp_path / "page.md"
@@ -74,9 +103,13 @@ def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(tmp_path:
     assert main([*words, "--write", str(page)]) == 0
     printed = capsys.readouterr().out
     rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][1:]
-    assert [row[0].strip("| *") for row in rows] == [title.strip("*") for title, _ in EXPERIMENTS["table1"].rows]
+    assert [row[0].strip("| *") for row in rows] == [
+        title.strip("*") for title, _ in EXPERIMENTS["table1"].rows
+    ]
     assert all(len(row) == 5 and row[-1] == "1 |" and "—" not in row for row in rows)
-    assert page.read_text().splitlines()[1:-1] == [line for line in printed.splitlines() if line.startswith("|")]
+    assert page.read_text().splitlines()[1:-1] == [
+        line for line in printed.splitlines() if line.startswith("|")
+    ]
     found = sorted((tmp_path / "results").rglob("result.json"))
     assert len(found) == len(list((tmp_path / "results").rglob("journal.jsonl"))) == len(rows)
     before = {path: path.stat().st_mtime_ns for path in found}
@@ -86,7 +119,9 @@ def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(tmp_path:
 
 
 @pytest.mark.usefixtures("_small_digits")
-def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_stopped_goes_on_without_what_is_done(
+    tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment = narrowed(EXPERIMENTS["table1"], ["digits"], ["oracle", "direct-log", "warmup-pla"], [1])
     stored: list[str] = []
 
@@ -105,7 +140,9 @@ def test_a_command_that_is_stopped_goes_on_without_what_is_done(tmp_path: Path, 
     assert [one.what.name for one in left] == ["digits/direct-log", "digits/warmup-pla"]
     trained = (left[0].folder / "model.safetensors").stat().st_mtime_ns
     here(left, quiet)
-    assert (left[0].folder / "model.safetensors").stat().st_mtime_ns == trained  # it was finished, and only not in the ledger yet
+    assert (
+        left[0].folder / "model.safetensors"
+    ).stat().st_mtime_ns == trained  # it was finished, and only not in the ledger yet
     assert not [one for one in jobs_of(experiment, tmp_path / "results", tmp_path / "runs") if one.lacks]
 
 
@@ -128,7 +165,9 @@ def test_a_run_does_not_outlive_the_command_that_started_it(monkeypatch: pytest.
         ParentWatcher().epoch({})
 
 
-def test_a_result_keeps_what_the_paper_prints_for_its_settings(tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_keeps_what_the_paper_prints_for_its_settings(
+    tmp_path: Path, quiet: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = job(tmp_path)
     monkeypatch.setattr(published, "PUBLISHED", {"digits/here": {"pgd20": published.Value(10.0, 0.5)}})
     monkeypatch.setitem(published.VARIANTS, "here", ("direct-log", SMALL))
@@ -152,7 +191,9 @@ def test_what_lacks_an_attack_is_measured_only_where_its_model_is(tmp_path: Path
     here([more], quiet)
     assert not more.lacks
     (more.folder / "model.safetensors").rename(tmp_path / "away")
-    assert not replace(more, attacks=(*more.attacks, "autoattack")).possible  # it is not trained again for that
+    assert not replace(
+        more, attacks=(*more.attacks, "autoattack")
+    ).possible  # it is not trained again for that
     (tmp_path / "away").rename(more.folder / "model.safetensors")
     write_json(plain.path, {**read_json(plain.path), "model": {"sha256": "0" * 64, "bytes": 1}})
     assert not replace(plain, attacks=(*plain.attacks, "autoattack")).possible
@@ -172,7 +213,9 @@ def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Co
     path = job(tmp_path).path
     told = read_json(path)
     told["training_seconds"] = 40.0
-    told["metrics"] = {name: {**one, "seconds": 20.0} for name, one in told["metrics"].items() if name != "worst"}
+    told["metrics"] = {
+        name: {**one, "seconds": 20.0} for name, one in told["metrics"].items() if name != "worst"
+    }
     write_json(path, told)
     device = told["environment"]["device"]
 
@@ -180,10 +223,16 @@ def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Co
         return plan_lines([one], tmp_path / "results", device)[0]
 
     assert line(job(tmp_path, seed=2)).endswith("--seed 2  # about 1:40")
-    longer = job(tmp_path, 2, (*SMALL, "--stages.0.epochs", "10"))  # ten times the passes, the same evaluation
+    longer = job(
+        tmp_path, 2, (*SMALL, "--stages.0.epochs", "10")
+    )  # ten times the passes, the same evaluation
     assert line(longer).endswith("# about 7:40")
-    assert line(job(tmp_path, 2, (*SMALL, "--model", "tiny_cnn"))).endswith("# unknown for training, natural, pgd20, cw30")
-    assert line(job(tmp_path, 2, (*SMALL, "--stages.0.batch-size", "70"))).endswith("# about 1:00, unknown for training")
+    assert line(job(tmp_path, 2, (*SMALL, "--model", "tiny_cnn"))).endswith(
+        "# unknown for training, natural, pgd20, cw30"
+    )
+    assert line(job(tmp_path, 2, (*SMALL, "--stages.0.batch-size", "70"))).endswith(
+        "# about 1:00, unknown for training"
+    )
     assert "unknown" in line(longer, "another device")
     assert plan_lines([], tmp_path, device) == ["nothing is missing"]
 
@@ -200,7 +249,11 @@ def test_times_come_from_runs_like_it_on_such_a_device(tmp_path: Path, quiet: Co
     ],
 )
 def test_a_mistake_is_told_before_anything_runs(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "table1", *words]) == 2
@@ -211,9 +264,15 @@ def test_a_mistake_is_told_before_anything_runs(
 
 
 @pytest.mark.parametrize("option", ["--results", "--runs"])
-def test_a_place_that_cannot_be_written_is_told_before_anything_runs(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    words = {"--results": str(tmp_path / "results"), "--runs": str(tmp_path / "runs"), option: str(tmp_path / "file")}
+    words = {
+        "--results": str(tmp_path / "results"),
+        "--runs": str(tmp_path / "runs"),
+        option: str(tmp_path / "file"),
+    }
     assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 2
     assert f"give {option} " in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -223,9 +282,21 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(option: str
 
 
 @pytest.mark.usefixtures("_small_digits")
-def test_where_nothing_is_missing_nothing_needs_to_be_written(tmp_path: Path, quiet: Console, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_is_missing_nothing_needs_to_be_written(
+    tmp_path: Path, quiet: Console, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    words = ["reproduce", "digits", "--rows", "direct-log", "--seeds", "1", "--results", str(tmp_path / "results"), "--runs"]
+    words = [
+        "reproduce",
+        "digits",
+        "--rows",
+        "direct-log",
+        "--seeds",
+        "1",
+        "--results",
+        str(tmp_path / "results"),
+        "--runs",
+    ]
     assert main([*words, str(tmp_path / "runs")]) == 0
     assert main([*words, str(tmp_path / "file")]) == 0
     assert "direct" in capsys.readouterr().out
@@ -235,7 +306,9 @@ def test_a_ledger_that_closes_meanwhile_loses_nothing(tmp_path: Path, quiet: Con
     one = job(tmp_path)
     one.path.parents[2].mkdir(parents=True)
     one.path.parents[1].write_text("")  # in the way
-    with pytest.raises(AtclError, match=r"cannot be written \(.*\): the run lies whole in .*, and the same command stores it"):
+    with pytest.raises(
+        AtclError, match=r"cannot be written \(.*\): the run lies whole in .*, and the same command stores it"
+    ):
         run_job(one)
     one.path.parents[1].unlink()
     run_job(one)
@@ -247,8 +320,27 @@ def test_what_a_program_reads_stands_alone(tmp_path: Path, capsys: pytest.Captur
     assert len(json.loads(capsys.readouterr().out)) == 4 * 10 * 7
 
 
-def test_a_command_of_the_plan_gives_the_run_of_the_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "scheduling", "--seeds", "1", "--rows", "warmup-pla-es-20", "--dry-run", "--results", str(tmp_path)]) == 0
+def test_a_command_of_the_plan_gives_the_run_of_the_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "reproduce",
+                "scheduling",
+                "--seeds",
+                "1",
+                "--rows",
+                "warmup-pla-es-20",
+                "--dry-run",
+                "--results",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     command = capsys.readouterr().out.splitlines()[0].partition("  #")[0]
-    assert command == ("atcl train kuzushiji/warmup-pla --stages.0.strength.over 20 --stages.0.gamma.over 20 --stages.0.supervision.last 20 --seed 1")
+    assert command == (
+        "atcl train kuzushiji/warmup-pla --stages.0.strength.over 20 --stages.0.gamma.over 20 --stages.0.supervision.last 20 --seed 1"
+    )
     assert not entries(EXPERIMENTS["scheduling"], tmp_path, RecipeRef("kuzushiji/warmup-pla"))

@@ -30,9 +30,21 @@ RECIPE = tiny.RECIPES["digits/warmup-pla"]
 PAPER = tiny.RECIPES["mnist/warmup-pla"]
 
 
-def go(folder: Path, recipe: Recipe = RECIPE, seed: int = 1, problem: Problem | None = None, watcher: Watcher | None = None) -> Run:
+def go(
+    folder: Path,
+    recipe: Recipe = RECIPE,
+    seed: int = 1,
+    problem: Problem | None = None,
+    watcher: Watcher | None = None,
+) -> Run:
     return train(
-        recipe, seed=seed, out=folder, problem=problem or tiny.problem(recipe.labels), build=tiny.TinyNet, watcher=watcher, execution=tiny.ON_CPU
+        recipe,
+        seed=seed,
+        out=folder,
+        problem=problem or tiny.problem(recipe.labels),
+        build=tiny.TinyNet,
+        watcher=watcher,
+        execution=tiny.ON_CPU,
     )
 
 
@@ -59,14 +71,22 @@ def test_a_run_leaves_what_the_design_says(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     go(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
     class Loud(Watcher):
         def epoch(self, record: object) -> None:
             pytest.fail("trained again")
 
     go(tmp_path, watcher=Loud())
-    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert before == {
+        path: path.stat().st_mtime_ns
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
@@ -87,7 +107,9 @@ def test_the_papers_selection_reports_the_best_epoch_on_the_test_set(tmp_path: P
     assert scores[chosen["epoch"] - 1] == max(scores) == run.result["metrics"]["pgd20"]["accuracy"]
 
 
-def test_an_estimated_transition_matrix_is_used_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimated_transition_matrix_is_used_made_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = tiny.RECIPES["digits/direct-forward"]
     wanted = replace(plain, transition="estimated")
     go(tmp_path / "real", wanted)
@@ -107,7 +129,9 @@ def test_an_estimated_transition_matrix_is_used_made_once_and_kept(tmp_path: Pat
     given_up.mkdir()
     (given_up / "transition.json").write_bytes((tmp_path / "odd/transition.json").read_bytes())
     monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: real)
-    go(given_up, wanted, problem=tiny.problem(Biased("weak")))  # a start that was killed early leaves a matrix of other data
+    go(
+        given_up, wanted, problem=tiny.problem(Biased("weak"))
+    )  # a start that was killed early leaves a matrix of other data
     assert json.loads((given_up / "transition.json").read_text())["matrix"] == real.tolist()
 
 
@@ -119,13 +143,25 @@ def test_held_out_images_that_the_user_brings_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_rule_under_which_no_epoch_competed_reports_the_last_and_says_so(tmp_path: Path) -> None:
-    short = replace(RECIPE, holdout=0.2, selection="held_scel_natural", stages=(replace(RECIPE.stages[0], epochs=2),))
+    short = replace(
+        RECIPE, holdout=0.2, selection="held_scel_natural", stages=(replace(RECIPE.stages[0], epochs=2),)
+    )
     assert go(tmp_path, short).result["selection"] == {"rule": "last", "stage": 0, "epoch": 2}
 
 
 def test_two_stages_under_a_matrix_that_never_gives_a_class_go_on(tmp_path: Path) -> None:
-    transition = torch.tensor([[0, 0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0, 0], [0.5, 0.5, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.5, 0.5, 0, 0, 0]])
-    data = replace(tiny.problem(RECIPE.labels).train, candidates=atcl.rule_out(20, 5, [0, 1] * 10), transition=transition)
+    transition = torch.tensor(
+        [
+            [0, 0.5, 0.5, 0, 0],
+            [0.5, 0, 0.5, 0, 0],
+            [0.5, 0.5, 0, 0, 0],
+            [0.5, 0.5, 0, 0, 0],
+            [0.5, 0.5, 0, 0, 0],
+        ]
+    )
+    data = replace(
+        tiny.problem(RECIPE.labels).train, candidates=atcl.rule_out(20, 5, [0, 1] * 10), transition=transition
+    )
     assert go(tmp_path, tiny.RECIPES["digits/two-stage"], problem=Problem(data)).journal
 
 
@@ -140,7 +176,11 @@ def test_a_test_set_of_ones_own_never_overwrites_the_result(tmp_path: Path) -> N
 
 def test_evaluating_again_adds_to_the_result(tmp_path: Path) -> None:
     small = replace(atcl.recipe("digits/oracle"), model="mlp")
-    run = train(replace(small, stages=(replace(small.stages[0], epochs=1, batch_size=700),)), out=tmp_path, execution=tiny.ON_CPU)
+    run = train(
+        replace(small, stages=(replace(small.stages[0], epochs=1, batch_size=700),)),
+        out=tmp_path,
+        execution=tiny.ON_CPU,
+    )
     first = run.result["metrics"]
     measured = open_run(tmp_path).evaluate(["cw30"], device="cpu", seed=3, batch_size=100)
     assert run.result["metrics"]["cw30"]["seed"] == 3
@@ -166,7 +206,13 @@ def test_evaluating_on_another_test_set_than_the_runs_is_refused(tmp_path: Path)
     pixels = np.zeros((20, 4, 4), np.uint8)
     for name, first in (("one", 0), ("two", 1)):
         (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "mnist.npz", x_train=pixels, y_train=np.arange(20) % 10, x_test=pixels[:5], y_test=np.arange(5) + first)
+        np.savez(
+            tmp_path / name / "mnist.npz",
+            x_train=pixels,
+            y_train=np.arange(20) % 10,
+            x_test=pixels[:5],
+            y_test=np.arange(5) + first,
+        )
     plain = atcl.recipe("mnist/oracle")
     small = replace(plain, model="mlp", stages=(replace(plain.stages[0], epochs=1),), shape=(1, 4, 4))
     run = train(small, out=tmp_path / "run", execution=Execution(device="cpu", data_dir=tmp_path / "one"))
@@ -251,9 +297,17 @@ def weight_normed(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
     ],
     ids=["logits", "images", "parameters", "copies"],
 )  # fmt: skip
-def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, build: Build, message: str) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, build: Build, message: str
+) -> None:
     with pytest.raises(AtclError, match=message):
-        train(RECIPE, out=tmp_path / "run", problem=tiny.problem(RECIPE.labels), build=build, execution=tiny.ON_CPU)
+        train(
+            RECIPE,
+            out=tmp_path / "run",
+            problem=tiny.problem(RECIPE.labels),
+            build=build,
+            execution=tiny.ON_CPU,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -264,7 +318,9 @@ def test_a_model_with_parametrized_weights_trains_and_loads(tmp_path: Path) -> N
 
 
 def sized(batch_size: int) -> Recipe:
-    return replace(RECIPE, stages=tuple(replace(stage, batch_size=batch_size, epochs=3) for stage in RECIPE.stages))
+    return replace(
+        RECIPE, stages=tuple(replace(stage, batch_size=batch_size, epochs=3) for stage in RECIPE.stages)
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,12 +332,23 @@ def sized(batch_size: int) -> Recipe:
         (2, 1, "give more images"),
     ],
 )
-def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(tmp_path: Path, batch_size: int, images: int, remedy: str) -> None:
+def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(
+    tmp_path: Path, batch_size: int, images: int, remedy: str
+) -> None:
     shared = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 5))
     before = [tensor.clone() for tensor in shared.state_dict().values()]
-    problem, state = Problem(tiny.problem(RECIPE.labels).train.take(torch.arange(images))), torch.get_rng_state()
+    problem, state = (
+        Problem(tiny.problem(RECIPE.labels).train.take(torch.arange(images))),
+        torch.get_rng_state(),
+    )
     with pytest.raises(AtclError, match=remedy) as caught:
-        train(sized(batch_size), out=tmp_path / "run", problem=problem, build=lambda: shared, execution=tiny.ON_CPU)
+        train(
+            sized(batch_size),
+            out=tmp_path / "run",
+            problem=problem,
+            build=lambda: shared,
+            execution=tiny.ON_CPU,
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     assert all(torch.equal(old, new) for old, new in zip(before, shared.state_dict().values(), strict=True))
@@ -289,7 +356,9 @@ def test_a_batch_of_one_is_refused_where_batch_statistics_need_more(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("images", "refused"), [(66, True), (65, True), (68, False)])
-def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of_one(images: int, refused: bool, tmp_path: Path) -> None:
+def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of_one(
+    images: int, refused: bool, tmp_path: Path
+) -> None:
     wanted = replace(sized(images), transition="estimated")
     split = tiny.split(images)
     problem = Problem(weaken(split, RECIPE.labels, seed=3))
@@ -305,14 +374,25 @@ def test_the_halves_that_a_transition_matrix_is_estimated_from_leave_no_batch_of
 @pytest.mark.parametrize(
     ("batch_size", "layers"),
     [
-        (19, (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5))),  # 16 values of each channel in one image
+        (
+            19,
+            (nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5)),
+        ),  # 16 values of each channel in one image
         (18, (nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))),
         (19, (nn.Flatten(), nn.Linear(36, 8), nn.LayerNorm(8), nn.Linear(8, 5))),
     ],
     ids=["maps", "two images", "no batch statistics"],
 )
-def test_a_last_batch_that_can_be_learnt_from_is_taken(tmp_path: Path, batch_size: int, layers: tuple[nn.Module, ...]) -> None:
-    run = train(sized(batch_size), out=tmp_path, problem=tiny.problem(RECIPE.labels), build=lambda: nn.Sequential(*layers), execution=tiny.ON_CPU)
+def test_a_last_batch_that_can_be_learnt_from_is_taken(
+    tmp_path: Path, batch_size: int, layers: tuple[nn.Module, ...]
+) -> None:
+    run = train(
+        sized(batch_size),
+        out=tmp_path,
+        problem=tiny.problem(RECIPE.labels),
+        build=lambda: nn.Sequential(*layers),
+        execution=tiny.ON_CPU,
+    )
     assert run.result
 
 
@@ -321,9 +401,14 @@ def test_problems_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(AtclError, match="20 training images but 10 true labels"):
         replace(problem, truth=tiny.split(10).truth)
     with pytest.raises(AtclError, match="the test set is empty"):
-        replace(problem, test=atcl.Split(tiny.split().x[:0], atcl.Truth(torch.zeros(0, dtype=torch.int64), 5)))
+        replace(
+            problem, test=atcl.Split(tiny.split().x[:0], atcl.Truth(torch.zeros(0, dtype=torch.int64), 5))
+        )
     with pytest.raises(AtclError, match="training and test set differ"):
-        replace(problem, test=atcl.Split(torch.zeros(2, 1, 3, 3), atcl.Truth(torch.zeros(2, dtype=torch.int64), 5)))
+        replace(
+            problem,
+            test=atcl.Split(torch.zeros(2, 1, 3, 3), atcl.Truth(torch.zeros(2, dtype=torch.int64), 5)),
+        )
 
 
 def test_another_transition_matrix_or_test_set_is_other_data(tmp_path: Path) -> None:
@@ -385,7 +470,9 @@ def test_a_model_with_tied_weights_can_be_saved(tmp_path: Path) -> None:
 def test_a_lost_journal_does_not_lose_the_run(tmp_path: Path, garbage: bytes | None) -> None:
     model = (go(tmp_path).folder / "model.safetensors").read_bytes()
     (tmp_path / "result.json").unlink()
-    (tmp_path / "journal.jsonl").unlink() if garbage is None else (tmp_path / "journal.jsonl").write_bytes(garbage)
+    (tmp_path / "journal.jsonl").unlink() if garbage is None else (tmp_path / "journal.jsonl").write_bytes(
+        garbage
+    )
     said: list[str] = []
 
     class Listening(Watcher):
@@ -399,7 +486,9 @@ def test_a_lost_journal_does_not_lose_the_run(tmp_path: Path, garbage: bytes | N
 
 def test_the_papers_selection_also_reports_the_last_epoch(tmp_path: Path) -> None:
     result = go(tmp_path, PAPER).result
-    assert result["last_epoch"]["metrics"]["pgd20"]["accuracy"] == result["last_epoch"]["journal"]["test_pgd20"]
+    assert (
+        result["last_epoch"]["metrics"]["pgd20"]["accuracy"] == result["last_epoch"]["journal"]["test_pgd20"]
+    )
     assert set(result["last_epoch"]["metrics"]) == set(result["metrics"])
 
 
@@ -442,7 +531,12 @@ def test_not_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("first", "told"), [(1, False), (2, False), (3, True)])
 def test_pseudo_labels_that_know_nothing_yet_are_told_of(first: int, told: bool, tmp_path: Path) -> None:
     recipe = tiny.RECIPES["digits/warmup-pla"]
-    stage = replace(recipe.stages[0], epochs=3, gamma=LinearFall(1.0, over=1, after=1), supervision=PseudoLabels(first=first))
+    stage = replace(
+        recipe.stages[0],
+        epochs=3,
+        gamma=LinearFall(1.0, over=1, after=1),
+        supervision=PseudoLabels(first=first),
+    )
     heard: list[str] = []
 
     class Listener(Watcher):

@@ -21,7 +21,9 @@ from atcl.recipes.methods import METHODS
 from website.hooks import mathml, outside, relinked, titled
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
 
 
 @dataclass
@@ -82,7 +84,9 @@ def problems(pages: dict[Path, Seen]) -> Iterator[str]:
                 yield f"{path.name} links to {link}, which has no such place"
 
 
-def test_the_site_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_site_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("WARNING", logger="mkdocs")  # a warning that is not logged is not counted
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     monkeypatch.chdir(tmp_path)  # nothing hangs on where it is built from
@@ -96,7 +100,11 @@ def test_the_site_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
     site = tmp_path / "site"
     pages = read(site)
     assert not list(problems(pages))
-    assert not [path for path in site.rglob("*.css") if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text())]
+    assert not [
+        path
+        for path in site.rglob("*.css")
+        if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text())
+    ]
     assert "arithmatex" not in (site / "methods.html").read_text()
 
     places = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
@@ -120,7 +128,9 @@ def test_the_site_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
 )
 def test_a_broken_page_is_noticed(body: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(body)
-    (tmp_path / "other.html").write_text('<h1 id="here"></h1><a href="page.html"><a href="#here"><a href="https://example.org">')
+    (tmp_path / "other.html").write_text(
+        '<h1 id="here"></h1><a href="page.html"><a href="#here"><a href="https://example.org">'
+    )
     (found,) = problems(read(tmp_path))
     assert problem in found
 
@@ -140,7 +150,9 @@ def test_links_of_the_repository_lead_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), link
         if place:
-            assert place in [slug(heading) for heading in re.findall(r"^#+ (.+)$", target.read_text(), re.M)], link
+            assert place in [
+                slug(heading) for heading in re.findall(r"^#+ (.+)$", target.read_text(), re.M)
+            ], link
 
 
 def test_an_equation_is_drawn_or_refused() -> None:
@@ -153,9 +165,15 @@ def test_links_out_of_the_pages_are_turned_to_the_sites_own() -> None:
     text = "[a](../src/atcl/attacks/pgd.py) [b](losses.md#sources) [c](../README.md) [d](../nowhere.py) [e](https://example.org)"
     assert outside(text, "docs/methods.md") == {"src/atcl/attacks/pgd.py"}
     turned = relinked(text, "docs/methods.md", "methods.md")
-    assert turned == "[a](source/src/atcl/attacks/pgd.py.md) [b](losses.md#sources) [c](index.md) [d](../nowhere.py) [e](https://example.org)"
+    assert (
+        turned
+        == "[a](source/src/atcl/attacks/pgd.py.md) [b](losses.md#sources) [c](index.md) [d](../nowhere.py) [e](https://example.org)"
+    )
     assert relinked("[a](docs/losses.md)", "CONTRIBUTING.md", "contributing.md") == "[a](losses.md)"
 
 
 def test_a_link_that_reads_as_a_file_reads_as_its_title() -> None:
-    assert titled("[losses.md](losses.md#sources) [x.md](x.md)", "methods.md", {"losses.md": "Losses"}) == "[Losses](losses.md#sources) [x.md](x.md)"
+    assert (
+        titled("[losses.md](losses.md#sources) [x.md](x.md)", "methods.md", {"losses.md": "Losses"})
+        == "[Losses](losses.md#sources) [x.md](x.md)"
+    )

@@ -70,7 +70,10 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
 
     stage = tiny.RECIPES["digits/warmup-pla"].stages[0]
     assert same(trained(stage, data), trained(stage, data, observers=[meddle]))
-    relabelled = [relabel(data, trained(stage, data, observers=observers).refresh()).candidates for observers in ([], [meddle])]
+    relabelled = [
+        relabel(data, trained(stage, data, observers=observers).refresh()).candidates
+        for observers in ([], [meddle])
+    ]
     assert torch.equal(*relabelled)
 
 
@@ -135,7 +138,14 @@ def test_a_loss_that_is_not_finite_stops_with_one_line(data: WeakData) -> None:
 
 def test_weights_that_are_not_finite_never_reach_an_observer(data: WeakData) -> None:
     seen: list[int] = []
-    wild = replace(STAGE, lr=Constant(1e30), batch_size=20, epochs=1, budget=Budget(), optimizer=Sgd(momentum=0, weight_decay=1e30))
+    wild = replace(
+        STAGE,
+        lr=Constant(1e30),
+        batch_size=20,
+        epochs=1,
+        budget=Budget(),
+        optimizer=Sgd(momentum=0, weight_decay=1e30),
+    )
     with pytest.raises(AtclError, match="no longer finite"):
         trained(wild, data, observers=[lambda snapshot: seen.append(snapshot.phase.epoch)])
     assert not seen
@@ -150,7 +160,9 @@ def test_losses_for_one_label_refuse_several() -> None:
 
 def test_losses_without_pseudo_labels_refuse_them_and_name_those_that_take_them() -> None:
     for name in (name for name, loss in LOSSES.items() if not loss.guesses):
-        with pytest.raises(AtclError, match=r"no form with pseudo-labels: use one of scl_nl, scl_exp, exp, log$"):
+        with pytest.raises(
+            AtclError, match=r"no form with pseudo-labels: use one of scl_nl, scl_exp, exp, log$"
+        ):
             replace(STAGE, objective=MinMax(name), supervision=PseudoLabels())
 
 
@@ -165,7 +177,10 @@ def test_forward_uses_the_transition_matrix_of_the_data(data: WeakData) -> None:
     biased = torch.full((5, 5), 0.1).fill_diagonal_(0)
     biased += torch.diag(torch.full((4,), 0.6), 1) + torch.diag(torch.full((1,), 0.6), -4)
     stage = replace(STAGE, objective=MinMax("forward"))
-    uniform, skewed = trained(stage, data), trained(stage, replace(data, transition=biased / biased.sum(1, keepdim=True)))
+    uniform, skewed = (
+        trained(stage, data),
+        trained(stage, replace(data, transition=biased / biased.sum(1, keepdim=True))),
+    )
     assert not same(uniform, skewed)
 
 

@@ -53,7 +53,10 @@ def biased(tmp_path: Path) -> Biased:
 
 def test_the_estimate_is_far_nearer_to_the_matrix_than_the_uniform_one(biased: Biased) -> None:
     uniform = error(uniform_transition(CLASSES), biased)
-    first, refined = (estimated_transition(weak(biased), build, seed=0, stage=STAGE, refinements=number) for number in (0, 2))
+    first, refined = (
+        estimated_transition(weak(biased), build, seed=0, stage=STAGE, refinements=number)
+        for number in (0, 2)
+    )
     assert error(first, biased) < 0.5 * uniform
     assert error(refined, biased) < 0.25 * uniform
     for estimate in (first, refined):
@@ -62,13 +65,17 @@ def test_the_estimate_is_far_nearer_to_the_matrix_than_the_uniform_one(biased: B
 
 
 def test_uniform_labels_are_found_to_be_uniform() -> None:
-    assert error(estimated_transition(weak(Complementary()), build, seed=0, stage=STAGE), Complementary()) < 0.01
+    assert (
+        error(estimated_transition(weak(Complementary()), build, seed=0, stage=STAGE), Complementary()) < 0.01
+    )
 
 
 def test_wrong_labels_show_on_the_diagonal_where_they_are_allowed() -> None:
     data = weak(Complementary(wrong=0.05))
     estimate = estimated_transition(data, build, seed=0, stage=STAGE, noisy=True)
-    assert 0.02 < float(estimate.diagonal().mean()) < 0.15  # too high rather than too low: what the models cannot tell apart counts as noise
+    assert (
+        0.02 < float(estimate.diagonal().mean()) < 0.15
+    )  # too high rather than too low: what the models cannot tell apart counts as noise
     assert estimated_transition(data, build, seed=0, stage=STAGE).diagonal().eq(0).all()
 
 

@@ -35,7 +35,15 @@ from atcl.engine.replayed_model import activation_bytes
 from atcl.evaluation import cache as books
 from atcl.evaluation.attacks import ATTACKS, WORST, cross_entropy_of
 from atcl.evaluation.cache import digest_of_model
-from atcl.evaluation.evaluate import BATCH_SIZE, Judge, batch_of, epoch_accuracy, evaluate, exact_accuracy, measure
+from atcl.evaluation.evaluate import (
+    BATCH_SIZE,
+    Judge,
+    batch_of,
+    epoch_accuracy,
+    evaluate,
+    exact_accuracy,
+    measure,
+)
 from atcl.models import MODELS
 from tests import tiny
 
@@ -59,9 +67,13 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize(("norm", "epsilon", "images"), [("linf", 0.12, 5), ("l2", 0.8, 3)])
-def test_autoattack_through_us_is_pyautoattack_image_by_image(model: nn.Module, norm: str, epsilon: float, images: int, tmp_path: Path) -> None:
+def test_autoattack_through_us_is_pyautoattack_image_by_image(
+    model: nn.Module, norm: str, epsilon: float, images: int, tmp_path: Path
+) -> None:
     test = digits().test.take(slice(images))
-    whole = AutoAttack(model, device="cpu", eps=epsilon, norm={"linf": "Linf", "l2": "L2"}[norm], seed=3, version="standard")
+    whole = AutoAttack(
+        model, device="cpu", eps=epsilon, norm={"linf": "Linf", "l2": "L2"}[norm], seed=3, version="standard"
+    )
     _, predicted = whole.run_standard_evaluation(test.x.float() / 255, test.truth.labels, batch_size=3)
     expected = predicted == test.truth.labels
     more = {"norm": norm, "attacks": ["autoattack"], "seed": 3, "batch_size": 3, "keep": tmp_path}
@@ -79,7 +91,12 @@ def standing(folder: Path, attack: str, images: int) -> Tensor:
     found = torch.ones(images, dtype=torch.bool)
     for step in dict.fromkeys(line["pass"] for line in lines):
         index = found.nonzero()[:, 0]
-        bits = [bit == "1" for line in lines if line["pass"] == step for bit in f"{int('1' + line['right'], 16):b}"[1:][: line["images"]]]
+        bits = [
+            bit == "1"
+            for line in lines
+            if line["pass"] == step
+            for bit in f"{int('1' + line['right'], 16):b}"[1:][: line["images"]]
+        ]
         found[index] = torch.tensor(bits)
     return found
 
@@ -95,15 +112,29 @@ def test_our_pgd_is_as_strong_as_foolboxs(model: nn.Module, norm: str, attack: s
     theirs = getattr(foolbox.attacks, attack)(abs_stepsize=step, steps=20, random_start=False)
     _, _, broken = theirs(foolbox.PyTorchModel(model, bounds=(0, 1)), x, labels, epsilons=epsilon)
     rng = torch.Generator().manual_seed(0)
-    adv = pgd(model, x, cross_entropy_of(labels), epsilon=epsilon, step_size=step, steps=20, norm=norm, start="natural", rng=rng)
+    adv = pgd(
+        model,
+        x,
+        cross_entropy_of(labels),
+        epsilon=epsilon,
+        step_size=step,
+        steps=20,
+        norm=norm,
+        start="natural",
+        rng=rng,
+    )
     ours = 100 * float((model(adv).argmax(1) == labels).float().mean())
     assert 10 < ours < 90
     assert abs(ours - 100 * float((~broken).float().mean())) <= 0.5
-    started = evaluate(model, x, labels, epsilon=epsilon, norm=norm, step_size=step, attacks=["pgd20"])["pgd20"].accuracy
+    started = evaluate(model, x, labels, epsilon=epsilon, norm=norm, step_size=step, attacks=["pgd20"])[
+        "pgd20"
+    ].accuracy
     assert abs(started - ours) <= 2  # a random start is another place, not another strength
 
 
-def test_the_worst_case_is_pointwise_and_restarts_never_help_the_model(model: nn.Module, tmp_path: Path) -> None:
+def test_the_worst_case_is_pointwise_and_restarts_never_help_the_model(
+    model: nn.Module, tmp_path: Path
+) -> None:
     test = digits().test.take(slice(120))
     attacks = ["natural", "pgd20", "cw30", "pgd20_restarts"]
     found = measure(model, test, Threat(0.06, 0.01), attacks, batch_size=50, keep=tmp_path)
@@ -123,7 +154,9 @@ def judge(folder: Path, result: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     net = tiny.TinyNet().eval()
-    found = measure(net, tiny.split(300, seed=4), Threat(0.02, 0.01), BATCHED, seed=2, batch_size=10, keep=folder)
+    found = measure(
+        net, tiny.split(300, seed=4), Threat(0.02, 0.01), BATCHED, seed=2, batch_size=10, keep=folder
+    )
     result.write_text(json.dumps({name: one.correct for name, one in found.items()}))
 
 
@@ -149,45 +182,90 @@ def test_killed_ten_times_in_one_evaluation_the_numbers_are_the_same(tmp_path: P
     end = start("cut", "cut.json")
     end.join(120)
     assert killed >= 8
-    assert json.loads((tmp_path / "cut.json").read_text()) == json.loads((tmp_path / "whole.json").read_text())
+    assert json.loads((tmp_path / "cut.json").read_text()) == json.loads(
+        (tmp_path / "whole.json").read_text()
+    )
 
 
-def test_verdicts_that_are_kept_are_not_made_again_and_others_are_not_mistaken_for_them(model: nn.Module, tmp_path: Path) -> None:
+def test_verdicts_that_are_kept_are_not_made_again_and_others_are_not_mistaken_for_them(
+    model: nn.Module, tmp_path: Path
+) -> None:
     test = digits().test.take(slice(30))
     seen: list[tuple[str, str, int, int]] = []
-    one = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path, watch=lambda *told: seen.append(told))
+    one = measure(
+        model,
+        test,
+        Threat(0.05, 0.01),
+        ["pgd20"],
+        batch_size=8,
+        keep=tmp_path,
+        watch=lambda *told: seen.append(told),
+    )
     assert seen == [("pgd20", "pgd20", done, 30) for done in (8, 16, 24, 30)]
     again = measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path)
     assert again == one  # the seconds too: nothing was run
     other = measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path)
     assert other["pgd20"].correct < one["pgd20"].correct
     assert len(list(tmp_path.iterdir())) == 2  # each under a name of its own
-    assert measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path) == one  # and none was overwritten
+    assert (
+        measure(model, test, Threat(0.05, 0.01), ["pgd20"], batch_size=8, keep=tmp_path) == one
+    )  # and none was overwritten
     (path,) = [path for path in tmp_path.iterdir() if '"epsilon": 0.2' in path.read_text()]
     path.write_bytes(path.read_bytes()[:-110])  # a last line that was cut off is written anew
-    assert measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path)["pgd20"].correct == other["pgd20"].correct
+    assert (
+        measure(model, test, Threat(0.2, 0.05), ["pgd20"], batch_size=8, keep=tmp_path)["pgd20"].correct
+        == other["pgd20"].correct
+    )
 
 
-def test_another_model_or_other_images_in_the_same_folder_get_verdicts_of_their_own(model: nn.Module, tmp_path: Path) -> None:
+def test_another_model_or_other_images_in_the_same_folder_get_verdicts_of_their_own(
+    model: nn.Module, tmp_path: Path
+) -> None:
     test = digits().test.take(slice(30))
     x, labels = test.x, test.truth.labels
-    right = evaluate(model, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct
+    right = evaluate(model, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)[
+        "natural"
+    ].correct
     torch.manual_seed(1)
     other = MODELS["mlp"](10, (1, 8, 8)).eval()
-    assert evaluate(other, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct < right
+    assert (
+        evaluate(other, x, labels, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)[
+            "natural"
+        ].correct
+        < right
+    )
     wrong = (labels + 1) % 10
-    assert evaluate(model, x, wrong, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)["natural"].correct < right
+    assert (
+        evaluate(model, x, wrong, epsilon=0.0, attacks=["natural"], checks=False, keep=tmp_path)[
+            "natural"
+        ].correct
+        < right
+    )
 
 
-def test_what_was_judged_before_enters_the_worst_case_and_nothing_is_run_for_it(model: nn.Module, tmp_path: Path) -> None:
+def test_what_was_judged_before_enters_the_worst_case_and_nothing_is_run_for_it(
+    model: nn.Module, tmp_path: Path
+) -> None:
     test, threat = digits().test.take(slice(40)), Threat(0.06, 0.01)
     measure(model, test, threat, ["cw30"], keep=tmp_path)
     other = measure(model, test, threat, ["pgd20_restarts"], keep=tmp_path, seed=1)["pgd20_restarts"]
     measure(model, test, Threat(0.3, 0.05), ["pgd20"], keep=tmp_path)  # another threat is another question
     seen: list[str] = []
-    found = measure(model, test, threat, ["natural", "pgd20"], keep=tmp_path, extend=True, watch=lambda *told: seen.append(told[0]))
+    found = measure(
+        model,
+        test,
+        threat,
+        ["natural", "pgd20"],
+        keep=tmp_path,
+        extend=True,
+        watch=lambda *told: seen.append(told[0]),
+    )
     assert set(found) == {"natural", "pgd20", "cw30", WORST}
-    assert found[WORST].attack["about"].endswith("natural, pgd20, cw30, pgd20_restarts with seed 1 in batches of 500")
+    assert (
+        found[WORST]
+        .attack["about"]
+        .endswith("natural, pgd20, cw30, pgd20_restarts with seed 1 in batches of 500")
+    )
     assert 0 < found[WORST].correct <= min(found["pgd20"].correct, found["cw30"].correct, other.correct)
     alone = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True, seed=9)
     assert alone[WORST].correct == found[WORST].correct
@@ -195,7 +273,10 @@ def test_what_was_judged_before_enters_the_worst_case_and_nothing_is_run_for_it(
         strict = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True)
     assert set(strict) == {"natural", WORST}
     assert strict[WORST].correct == found[WORST].correct
-    assert re.search(r"cw30 with seed 0 in batches of 500 \(.* CPU, .*, torch .*, atcl .*, tf32 on\)", strict[WORST].attack["about"])
+    assert re.search(
+        r"cw30 with seed 0 in batches of 500 \(.* CPU, .*, torch .*, atcl .*, tf32 on\)",
+        strict[WORST].attack["about"],
+    )
 
 
 class Shifted(nn.Module):
@@ -237,7 +318,14 @@ def test_a_model_is_known_by_its_weights_its_parts_and_their_attributes(model: n
         return digest_of_model(one, x)
 
     plain = Shifted(model)
-    others = [Shifted(model, by=0.1), Shifted(model, scale=0.5), Shifted(model, limit=0.5), nn.Sequential(model), nn.Identity(), nn.Flatten()]
+    others = [
+        Shifted(model, by=0.1),
+        Shifted(model, scale=0.5),
+        Shifted(model, limit=0.5),
+        nn.Sequential(model),
+        nn.Identity(),
+        nn.Flatten(),
+    ]
     assert len({digest(one) for one in (plain, model, *others)}) == 8
     assert digest(plain) == digest(copy.deepcopy(plain).train())
     before = digest(plain)
@@ -250,17 +338,25 @@ def test_a_model_is_known_by_its_weights_its_parts_and_their_attributes(model: n
 
 def test_what_a_look_changes_says_nothing_of_a_model_and_what_it_holds_does() -> None:
     x, busy = torch.rand(1, 1, 8, 8), Busy()
-    assert digest_of_model(busy, x) == digest_of_model(busy, torch.rand(1, 1, 8, 8)) == digest_of_model(Busy(), x)
+    assert (
+        digest_of_model(busy, x)
+        == digest_of_model(busy, torch.rand(1, 1, 8, 8))
+        == digest_of_model(Busy(), x)
+    )
     held: list[Any] = [
         0.1, "a", (0.1, 2), [0.1], [0.2], {"a": [1]}, {"a": [2]}, {1, 2}, np.zeros(3), np.ones(3), torch.float16, None, torch.ones(2),
     ]  # fmt: skip
     assert len({digest_of_model(Busy(held=one), x) for one in held}) == len(held)
     assert digest_of_model(Busy(held={"b": 1, "a": 2}), x) == digest_of_model(Busy(held={"a": 2, "b": 1}), x)
-    assert digest_of_model(Busy(held=object()), x) == digest_of_model(Busy(held=object()), x)  # an address is another in each process
+    assert digest_of_model(Busy(held=object()), x) == digest_of_model(
+        Busy(held=object()), x
+    )  # an address is another in each process
     assert digest_of_model(Busy(held=torch.ones(2).to_sparse()), x)
 
 
-def test_verdicts_of_a_version_with_other_passes_are_left_alone(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_of_a_version_with_other_passes_are_left_alone(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     test, threat, whole = digits().test.take(slice(40)), Threat(0.06, 0.01), ATTACKS["pgd20_restarts"]
     with monkeypatch.context() as older:
         older.setitem(ATTACKS, "pgd20_restarts", replace(whole, passes=dict([*whole.passes.items()][:2])))
@@ -308,7 +404,9 @@ def test_with_two_or_three_classes_autoattack_says_why_not_and_the_others_run(cl
     y = torch.arange(12) % classes
     with pytest.raises(AtclError, match=f"needs at least 4 classes, and there are {classes}: use pgd20"):
         evaluate(Linear(classes), X, y, epsilon=0.1, attacks=["natural", "autoattack"])
-    found = evaluate(Linear(classes), X, y, epsilon=0.1, attacks=[name for name in ATTACKS if name != "autoattack"])
+    found = evaluate(
+        Linear(classes), X, y, epsilon=0.1, attacks=[name for name in ATTACKS if name != "autoattack"]
+    )
     assert all(one.images == 12 for one in found.values())
 
 
@@ -348,12 +446,16 @@ def test_models_that_return_nonsense() -> None:
 
 def test_any_classifier_arrays_and_lists_are_taken() -> None:
     y = Linear(5)(X).argmax(1)
-    found = evaluate(Linear(5), (255 * X).to(torch.uint8).numpy(), y.tolist(), epsilon=0.0, attacks=["natural", "pgd20"])
+    found = evaluate(
+        Linear(5), (255 * X).to(torch.uint8).numpy(), y.tolist(), epsilon=0.0, attacks=["natural", "pgd20"]
+    )
     assert found["pgd20"].correct == found["natural"].correct
     assert atcl.evaluate is evaluate
 
 
-def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_are_naturally_right(model: nn.Module) -> None:
+def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_are_naturally_right(
+    model: nn.Module,
+) -> None:
     """By hand, batch by batch; what other ways would find differs, so that it would be noticed."""
     torch.manual_seed(0)
     attack_model, true = copy.deepcopy(model), digits().test.truth.labels[:145]
@@ -367,7 +469,9 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
     def standing(crafter: nn.Module, judge: nn.Module, same_start: bool = False, moved: bool = True) -> int:
         left = 0
         for number, part in enumerate(right.nonzero()[:, 0].split(20)):
-            start = STARTS["uniform"](x[part], 0.08, NORMS["linf"], generator(x.device, 5, 0 if same_start else number))
+            start = STARTS["uniform"](
+                x[part], 0.08, NORMS["linf"], generator(x.device, 5, 0 if same_start else number)
+            )
             adv = pgd(
                 crafter, x[part], cross_entropy_of(labels[part]), epsilon=0.08, step_size=0.01, steps=20, start=given(start if moved else x[part]),
                 rng=torch.Generator(),
@@ -376,7 +480,12 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
         return left
 
     expected = standing(attack_model, model)
-    assert expected not in (standing(model, model), standing(attack_model, attack_model), standing(attack_model, model, same_start=True), standing(attack_model, model, moved=False))
+    assert expected not in (
+        standing(model, model),
+        standing(attack_model, attack_model),
+        standing(attack_model, model, same_start=True),
+        standing(attack_model, model, moved=False),
+    )
     natural = int(right.sum())
     assert natural % 20 > 0  # the last batch of those that are attacked is smaller
     assert natural <= 120  # and there are fewer of them than of all images
@@ -398,13 +507,21 @@ def test_a_glance_is_natural_accuracy_and_pgd20_crafted_on_a_twin_of_those_that_
         return pgd_step(net, x, *more)
 
     test = Split(digits().test.x[:145], Truth(labels, 10))
-    ways: list[dict[str, Any]] = [{"attack_step": pgd_step}, {"attack_step": pgd_step, "repeated": static}, {"attack_step": counted}]
+    ways: list[dict[str, Any]] = [
+        {"attack_step": pgd_step},
+        {"attack_step": pgd_step, "repeated": static},
+        {"attack_step": counted},
+    ]
     for way in ways:
         look = epoch_accuracy(model, attack_model, test, threat, seed=5, batch_size=20, **way)
-        assert look.attacked(look.natural()).tolist() == pytest.approx([100 * natural / 145, 100 * expected / 145])
+        assert look.attacked(look.natural()).tolist() == pytest.approx(
+            [100 * natural / 145, 100 * expected / 145]
+        )
         assert look.attacked(torch.zeros_like(right)).tolist() == [0, 0]
     batches = -(-natural // 20)
-    assert sizes == [(2, 20)] * 7 + [(3, 20)] * batches  # natural images of a smaller batch are not worth a recording
+    assert (
+        sizes == [(2, 20)] * 7 + [(3, 20)] * batches
+    )  # natural images of a smaller batch are not worth a recording
     assert climbed == [20] * 20 * batches  # one that is compiled meets one size alone
 
 
@@ -420,15 +537,23 @@ def test_autoattack_alone_takes_the_batches_that_a_gpu_has_room_for(monkeypatch:
     assert batch_of(net, test) == BATCH_SIZE  # on a CPU
     assert [name for name, attack in ATTACKS.items() if attack.wide] == ["autoattack"]
     monkeypatch.setattr("atcl.evaluation.evaluate.batch_of", lambda model, test: 7)
-    monkeypatch.setitem(ATTACKS, "autoattack", replace(ATTACKS["autoattack"], passes=ATTACKS["natural"].passes))  # in no time
+    monkeypatch.setitem(
+        ATTACKS, "autoattack", replace(ATTACKS["autoattack"], passes=ATTACKS["natural"].passes)
+    )  # in no time
     threat = Threat(0.01, 0.01)
     found = measure(net, test, threat, ["natural", "autoattack"])
-    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH_SIZE, "autoattack": 7, WORST: BATCH_SIZE}
+    assert {name: one.batch_size for name, one in found.items()} == {
+        "natural": BATCH_SIZE,
+        "autoattack": 7,
+        WORST: BATCH_SIZE,
+    }
     assert measure(net, test, threat, ["autoattack"], batch_size=9)["autoattack"].batch_size == 9
 
 
 def test_activations_are_counted_layer_by_layer() -> None:
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(144, 5))
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.Sequential(nn.ReLU(), nn.Flatten()), nn.Linear(144, 5)
+    )
     assert activation_bytes(net, torch.rand(2, 1, 6, 6)) == 2 * 4 * (3 * 144 + 5)
     assert not any(module._forward_hooks for module in net.modules())
     with warnings.catch_warnings(action="ignore"):  # TorchScript is old
@@ -457,7 +582,15 @@ def test_a_look_copies_no_number_from_the_host(model: nn.Module, norm: str) -> N
 
         return run
 
-    look = epoch_accuracy(model, AttackModel(model), digits().test.take(slice(20)), Threat(0.06, 0.01, norm), pgd_step, repeated=noting, batch_size=20)
+    look = epoch_accuracy(
+        model,
+        AttackModel(model),
+        digits().test.take(slice(20)),
+        Threat(0.06, 0.01, norm),
+        pgd_step,
+        repeated=noting,
+        batch_size=20,
+    )
     look.attacked(look.natural())
     assert "aten.addmm.default" in noted.seen
     assert "aten.lift_fresh.default" not in noted.seen
@@ -470,7 +603,11 @@ def test_verdicts_in_other_batches_enter_the_worst_case_too(model: nn.Module, tm
     test, threat = digits().test.take(slice(30)), Threat(0.06, 0.01)
     measure(model, test, threat, ["pgd20"], batch_size=10, keep=tmp_path)
     found = measure(model, test, threat, ["natural"], keep=tmp_path, extend=True)
-    assert {name: one.batch_size for name, one in found.items()} == {"natural": BATCH_SIZE, "pgd20": 10, WORST: BATCH_SIZE}
+    assert {name: one.batch_size for name, one in found.items()} == {
+        "natural": BATCH_SIZE,
+        "pgd20": 10,
+        WORST: BATCH_SIZE,
+    }
     assert found[WORST].accuracy == found["pgd20"].accuracy < found["natural"].accuracy
 
 
@@ -497,7 +634,11 @@ def test_a_result_follows_the_published_schema(name: str, tmp_path: Path) -> Non
         jsonschema.validate(broken, SCHEMA)
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "results").rglob("result.json")), ids=lambda path: "-".join(path.parts[-3:-1]))
+@pytest.mark.parametrize(
+    "path",
+    sorted((Path(__file__).parents[1] / "results").rglob("result.json")),
+    ids=lambda path: "-".join(path.parts[-3:-1]),
+)
 def test_every_committed_result_follows_it_too_and_was_checked_for_false_robustness(path: Path) -> None:
     result = json.loads(path.read_text())
     jsonschema.validate(result, SCHEMA)

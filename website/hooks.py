@@ -14,9 +14,19 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}  # pages of the repository's root that are pages of the site
+ADOPTED = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}  # pages of the repository's root that are pages of the site
 NAMES = {"README.md": "index.md", **ADOPTED}
-LANGUAGES = {".py": "python", ".md": "markdown", ".json": "json", ".toml": "toml", ".cff": "yaml", ".js": "javascript"}
+LANGUAGES = {
+    ".py": "python",
+    ".md": "markdown",
+    ".json": "json",
+    ".toml": "toml",
+    ".cff": "yaml",
+    ".js": "javascript",
+}
 
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=(?:#[^)\s]*)?\))")
 _FILE_LINK = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w./-]+\.md)")
@@ -55,13 +65,19 @@ def mathml(tex: str, *, block: bool) -> str:
     if "\\" in drawn:  # the converter prints a command that it does not know
         raise PluginError(f"an equation has a command that cannot be drawn: {tex.strip()}")
     drawn = _FUNCTION.sub(r'\1<mspace width="0.167em"/>', drawn)
-    drawn = drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # bars of a norm, which would grow on one side alone
+    drawn = drawn.replace(
+        "<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>'
+    )  # bars of a norm, which would grow on one side alone
     return f'<div class="equation">{drawn}</div>' if block else drawn
 
 
 def outside(text: str, name: str) -> set[str]:
     """Return the paths in the repository, outside of docs/, that a page links to and that no page of the site stands for."""
-    return {path for path in (resolved(link, name) for link in _LINK.findall(text)) if path and path not in NAMES and not path.startswith("docs/")}
+    return {
+        path
+        for path in (resolved(link, name) for link in _LINK.findall(text))
+        if path and path not in NAMES and not path.startswith("docs/")
+    }
 
 
 def resolved(link: str, name: str) -> str | None:
@@ -77,7 +93,9 @@ def relinked(text: str, name: str, page: str) -> str:
         path = resolved(found[1], name)
         if path is None or (path.startswith("docs/") and name.startswith("docs/")):
             return found[1]
-        target = NAMES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md")
+        target = NAMES.get(path) or (
+            path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md"
+        )
         return os.path.relpath(target, PurePosixPath(page).parent)
 
     return _LINK.sub(link, text)
@@ -104,10 +122,19 @@ def shown(path: str) -> dict[str, str]:
     """Return pages that show a file, or a folder with the files in it as they are."""
     place, page = ROOT / path, f"source/{path}.md"
     if place.is_file():
-        return {page: _source(path, f"````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text()}\n````\n")}
-    inside = sorted(one.relative_to(place).as_posix() for one in place.rglob("*") if one.is_file() and one.suffix in (".json", ".jsonl"))
+        return {
+            page: _source(path, f"````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text()}\n````\n")
+        }
+    inside = sorted(
+        one.relative_to(place).as_posix()
+        for one in place.rglob("*")
+        if one.is_file() and one.suffix in (".json", ".jsonl")
+    )
     lines = "\n".join(f"- [{one}]({place.name}/{one})" for one in inside)
-    return {page: _source(f"{path}/", f"{lines}\n"), **{f"source/{path}/{one}": (place / one).read_text() for one in inside}}
+    return {
+        page: _source(f"{path}/", f"{lines}\n"),
+        **{f"source/{path}/{one}": (place / one).read_text() for one in inside},
+    }
 
 
 def _source(title: str, body: str) -> str:
@@ -122,11 +149,21 @@ def catalogue() -> str:
 
     parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` tells it."]
     for kind, named in LISTED.items():
-        rows = {method: named[f"{next(iter(DEFAULTS))}/{method}"] for method in METHODS} if kind == "recipes" else named
+        rows = (
+            {method: named[f"{next(iter(DEFAULTS))}/{method}"] for method in METHODS}
+            if kind == "recipes"
+            else named
+        )
         datasets = ", ".join(f"`{task}/…`" for task in DEFAULTS)
-        more = f"Each stands behind the name of a dataset, as in `kuzushiji/warmup-pla`: {datasets}.\n\n" if kind == "recipes" else ""
+        more = (
+            f"Each stands behind the name of a dataset, as in `kuzushiji/warmup-pla`: {datasets}.\n\n"
+            if kind == "recipes"
+            else ""
+        )
         lines = "\n".join(f"| `{name}` | {_cell(about)} |" for name, about in rows.items())
-        parts.append(f"## {kind.capitalize()}\n\n`atcl list {kind}`\n\n{more}| name | what it is |\n|---|---|\n{lines}")
+        parts.append(
+            f"## {kind.capitalize()}\n\n`atcl list {kind}`\n\n{more}| name | what it is |\n|---|---|\n{lines}"
+        )
     return "\n\n".join(parts) + "\n"
 
 

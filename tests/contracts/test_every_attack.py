@@ -49,10 +49,20 @@ def length(delta: Tensor, norm: str) -> Tensor:
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("steps", [0, 1, 7])
-def test_stays_inside_the_ball_and_the_box(model: nn.Module, norm: str, start: str, steps: int, rng: Generator) -> None:
+def test_stays_inside_the_ball_and_the_box(
+    model: nn.Module, norm: str, start: str, steps: int, rng: Generator
+) -> None:
     for epsilon in (0.0, 0.0005, 0.3, 5.0):
         adv = pgd(
-            model, IMAGES, CLIMBS["cross-entropy"](model), epsilon=epsilon, step_size=epsilon + 0.01, steps=steps, norm=norm, start=start, rng=rng
+            model,
+            IMAGES,
+            CLIMBS["cross-entropy"](model),
+            epsilon=epsilon,
+            step_size=epsilon + 0.01,
+            steps=steps,
+            norm=norm,
+            start=start,
+            rng=rng,
         )
         assert length(adv - IMAGES, norm).max() <= epsilon + 1e-6
         assert adv.min() >= 0
@@ -65,18 +75,39 @@ def test_what_it_climbs_rises(model: nn.Module, norm: str, attack_loss: str, rng
     objective = CLIMBS[attack_loss](model)
     epsilon = 0.1 if norm == "linf" else 0.5
     start = pgd(model, IMAGES, objective, epsilon=epsilon, step_size=epsilon / 4, steps=0, norm=norm, rng=rng)
-    adv = pgd(model, IMAGES, objective, epsilon=epsilon, step_size=epsilon / 4, steps=10, norm=norm, start=given(start), rng=rng)
+    adv = pgd(
+        model,
+        IMAGES,
+        objective,
+        epsilon=epsilon,
+        step_size=epsilon / 4,
+        steps=10,
+        norm=norm,
+        start=given(start),
+        rng=rng,
+    )
     assert objective(model(adv)) > objective(model(start)) + 1e-3
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_leaves_mode_gradients_buffers_and_random_state_alone(model: nn.Module, norm: str, rng: Generator) -> None:
+def test_leaves_mode_gradients_buffers_and_random_state_alone(
+    model: nn.Module, norm: str, rng: Generator
+) -> None:
     model.train()
     model.layers[1].eval()  # type: ignore[index, union-attr]  # a part in another mode is put back as it was
     before = [tensor.clone() for tensor in model.state_dict().values()]
     modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
-    pgd(model, IMAGES, CLIMBS["margin"](model), epsilon=EPSILON, step_size=EPSILON, steps=3, norm=norm, rng=rng)
+    pgd(
+        model,
+        IMAGES,
+        CLIMBS["margin"](model),
+        epsilon=EPSILON,
+        step_size=EPSILON,
+        steps=3,
+        norm=norm,
+        rng=rng,
+    )
     assert modes == [module.training for module in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
@@ -87,7 +118,19 @@ def test_leaves_mode_gradients_buffers_and_random_state_alone(model: nn.Module, 
 @pytest.mark.parametrize("norm", NORMS)
 def test_random_start_fills_the_ball(norm: str, rng: Generator) -> None:
     x = torch.full((2000, 1, 2, 2), 0.5)
-    delta = pgd(nn.Flatten(), x, lambda logits: logits.sum(), epsilon=0.25, step_size=0.1, steps=0, norm=norm, rng=rng) - x
+    delta = (
+        pgd(
+            nn.Flatten(),
+            x,
+            lambda logits: logits.sum(),
+            epsilon=0.25,
+            step_size=0.1,
+            steps=0,
+            norm=norm,
+            rng=rng,
+        )
+        - x
+    )
     radius = length(delta, norm) / 0.25
     # in d dimensions the radius of a uniform point has the distribution function r^d
     assert abs(float((radius**4).mean()) - 0.5) < 0.03
@@ -98,7 +141,16 @@ def test_random_start_fills_the_ball(norm: str, rng: Generator) -> None:
 def test_budget_may_be_a_number_or_a_tensor(model: nn.Module, norm: str) -> None:
     def attack(epsilon: Tensor | float, step_size: Tensor | float) -> Tensor:
         rng = Generator().manual_seed(1)
-        return pgd(model, IMAGES, CLIMBS["cross-entropy"](model), epsilon=epsilon, step_size=step_size, steps=3, norm=norm, rng=rng)
+        return pgd(
+            model,
+            IMAGES,
+            CLIMBS["cross-entropy"](model),
+            epsilon=epsilon,
+            step_size=step_size,
+            steps=3,
+            norm=norm,
+            rng=rng,
+        )
 
     torch.testing.assert_close(attack(0.2, 0.1), attack(torch.tensor(0.2), torch.tensor(0.1)))
 
@@ -106,7 +158,17 @@ def test_budget_may_be_a_number_or_a_tensor(model: nn.Module, norm: str) -> None
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_zero_gradient_moves_nothing(norm: str, rng: Generator) -> None:
     x = torch.full((2, 1, 2, 2), 0.5)
-    adv = pgd(nn.Flatten(), x, lambda logits: (logits * 0).sum(), epsilon=0.1, step_size=0.1, steps=2, norm=norm, start="natural", rng=rng)
+    adv = pgd(
+        nn.Flatten(),
+        x,
+        lambda logits: (logits * 0).sum(),
+        epsilon=0.1,
+        step_size=0.1,
+        steps=2,
+        norm=norm,
+        start="natural",
+        rng=rng,
+    )
     assert torch.equal(adv, x)
 
 

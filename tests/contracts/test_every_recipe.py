@@ -42,7 +42,9 @@ def test_no_epoch_leans_on_pseudo_labels_that_know_nothing(name: str) -> None:
     assert blind(recipe(name).stages) == []
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name.partition("/")[2].startswith(("warmup", "oracle", "direct"))])
+@pytest.mark.parametrize(
+    "name", [name for name in RECIPES if name.partition("/")[2].startswith(("warmup", "oracle", "direct"))]
+)
 def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> None:
     wanted = recipe(name)
     last = wanted.stages[-1]
@@ -53,7 +55,9 @@ def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> 
 def test_every_method_exists_for_every_dataset_whose_labels_are_drawn() -> None:
     assert set(DEFAULTS) == {*DATASETS, OWN} - set(RELEASES)
     drawn = set(DATASETS) - set(RELEASES)
-    assert {name for name in RECIPES if not name.startswith("own/")} == {f"{dataset}/{method}" for dataset in drawn for method in METHODS}
+    assert {name for name in RECIPES if not name.startswith("own/")} == {
+        f"{dataset}/{method}" for dataset in drawn for method in METHODS
+    }
     assert set(LISTED["recipes"]) == set(RECIPES)
 
 
@@ -64,7 +68,9 @@ def test_evaluation_of_digits_cannot_be_faked_by_a_small_step() -> None:
 
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
     plain = recipe("kuzushiji/warmup-pla")
-    changed = overridden(plain, ["--stages.0.strength.over", "7", "--labels.number", "3", "--stages.0.grow", "steps"], "test")
+    changed = overridden(
+        plain, ["--stages.0.strength.over", "7", "--labels.number", "3", "--stages.0.grow", "steps"], "test"
+    )
     stage = replace(plain.stages[0], strength=replace(plain.stages[0].strength, over=7), grow=("steps",))  # type: ignore[arg-type]
     assert changed == replace(plain, labels=replace(plain.labels, number=3), stages=(stage,))  # type: ignore[arg-type]
     assert digest(changed) != digest(plain)
@@ -126,12 +132,16 @@ def test_foreign_settings_are_refused() -> None:
 
 def test_the_one_use_of_test_truth_is_declared() -> None:
     drawn = [name for name in DATASETS if name not in RELEASES]
-    assert [name for name in RECIPES if recipe(name).looks_at_test_truth] == [f"{name}/two-stage-test-teacher" for name in drawn]
+    assert [name for name in RECIPES if recipe(name).looks_at_test_truth] == [
+        f"{name}/two-stage-test-teacher" for name in drawn
+    ]
 
 
 def test_on_data_of_ones_own_no_recipe_asks_for_truth() -> None:
     own = {name.removeprefix("own/"): recipe(name) for name in RECIPES if name.startswith("own/")}
-    asking = {"oracle", "two-stage-test-teacher"} | {method for method in METHODS if method.endswith(("-mcl", "-rules"))}
+    asking = {"oracle", "two-stage-test-teacher"} | {
+        method for method in METHODS if method.endswith(("-mcl", "-rules"))
+    }
     assert set(METHODS) - set(own) == asking
     for wanted in own.values():
         assert wanted.needs == {"held"}

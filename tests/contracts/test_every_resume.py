@@ -28,7 +28,13 @@ def names() -> list[str]:
     found: dict[str, Recipe] = {}
     for name, wanted in tiny.RECIPES.items():
         stages = (replace(stage, objective=replace(stage.objective, loss="log")) for stage in wanted.stages)
-        alike = replace(wanted, stages=tuple(replace(stage, lr=Constant(1.0)) if isinstance(stage.lr, Constant) else stage for stage in stages))
+        alike = replace(
+            wanted,
+            stages=tuple(
+                replace(stage, lr=Constant(1.0)) if isinstance(stage.lr, Constant) else stage
+                for stage in stages
+            ),
+        )
         if alike not in found.values():
             found[name] = alike
     return list(found)
@@ -43,7 +49,15 @@ def start(name: str, folder: Path) -> BaseProcess:
 def run(name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     wanted = tiny.RECIPES[name]
-    train(wanted, name=name, seed=5, out=folder, problem=tiny.problem(wanted.labels), build=tiny.TinyNet, execution=tiny.ON_CPU)
+    train(
+        wanted,
+        name=name,
+        seed=5,
+        out=folder,
+        problem=tiny.problem(wanted.labels),
+        build=tiny.TinyNet,
+        execution=tiny.ON_CPU,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,7 +83,11 @@ def outcome(folder: Path) -> tuple[list[Record], dict[str, torch.Tensor], bytes]
     lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
     state = checkpoints.newest(folder / "checkpoints", pytest.fail)
     assert state is not None
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines], state, (folder / "model.safetensors").read_bytes()
+    return (
+        [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
+        state,
+        (folder / "model.safetensors").read_bytes(),
+    )
 
 
 @pytest.mark.parametrize("name", names())

@@ -66,14 +66,29 @@ def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str
     assert attack_model.settled
 
     def stepped(net: nn.Module, run: AttackStep) -> Tensor:
-        return run(net, x, x, lambda logits: F.cross_entropy(logits, labels, reduction="sum"), 0.3, 0.01, NORMS["linf"])
+        return run(
+            net,
+            x,
+            x,
+            lambda logits: F.cross_entropy(logits, labels, reduction="sum"),
+            0.3,
+            0.01,
+            NORMS["linf"],
+        )
 
-    assert (stepped(attack_model, said(pgd_step)) == stepped(model, pgd_step)).float().mean() >= 0.98  # the sign amplifies rounding
+    assert (
+        stepped(attack_model, said(pgd_step)) == stepped(model, pgd_step)
+    ).float().mean() >= 0.98  # the sign amplifies rounding
 
 
-@pytest.mark.parametrize("build", [lambda: MODELS["resnet18"](10, (3, 17, 19)), lambda: MODELS["small_cnn"](10, (3, 17, 19)), Summing, Odd])
+@pytest.mark.parametrize(
+    "build",
+    [lambda: MODELS["resnet18"](10, (3, 17, 19)), lambda: MODELS["small_cnn"](10, (3, 17, 19)), Summing, Odd],
+)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], layout: torch.memory_format) -> None:
+def test_a_twin_of_fused_kernels_is_its_model(
+    build: Callable[[], nn.Module], layout: torch.memory_format
+) -> None:
     torch.manual_seed(0)
     model = lived_in(build()).to(CUDA)
     attack_model = AttackModel(model, settle=True, compiles=False)
@@ -81,16 +96,24 @@ def test_a_twin_of_fused_kernels_is_its_model(build: Callable[[], nn.Module], la
     x = torch.rand(8, 3, 17, 19, device=CUDA).contiguous(memory_format=layout).requires_grad_()
     ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out.square().sum(), x)[0] for out in (ours, theirs)), rtol=1e-2, atol=1e-3
+    )
 
 
-def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_at_the_same_time_records_on_streams_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines: dict[int, int] = {}  # of a run, by the generator of its steps or by a function that it repeats
     streams: dict[int, set[tuple[str, int]]] = defaultdict(set)  # of each engine: what was recorded on which
     begin, whole, repeated = StepGraph.__init__, Engine.whole, Engine.repeated
 
     def noting(
-        self: StepGraph, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: torch.Generator | None = None
+        self: StepGraph,
+        function: Callable[..., Tensor],
+        given: tuple[Tensor, ...],
+        stream: torch.cuda.Stream,
+        rng: torch.Generator | None = None,
     ) -> None:
         key, kind = (id(function), "look") if rng is None else (id(rng), "step")
         streams[engines[key]].add((kind, stream.cuda_stream))
@@ -100,7 +123,9 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
         engines[id(rng)] = id(self)
         return whole(self, step, rng)
 
-    def noting_repeated(self: Engine, function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    def noting_repeated(
+        self: Engine, function: Callable[..., Tensor], device: torch.device
+    ) -> Callable[..., Tensor]:
         engines[id(function)] = id(self)
         return repeated(self, function, device)
 
@@ -110,11 +135,16 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(tmp_path: Path
     recipe = tiny.RECIPES["cifar10/warmup-pla"]
     recipe = replace(recipe, stages=tuple(replace(stage, epochs=PLAIN + 3) for stage in recipe.stages))
     problem = tiny.problem(recipe.labels)
-    specs = [RunSpec.of(recipe, seed=seed, out=tmp_path / str(seed), problem=problem, build=tiny.TinyNet) for seed in (1, 2, 3)]
+    specs = [
+        RunSpec.of(recipe, seed=seed, out=tmp_path / str(seed), problem=problem, build=tiny.TinyNet)
+        for seed in (1, 2, 3)
+    ]
     train_together(specs, Execution("cuda", engine="captured", deterministic=True))
     used = {stream for one in streams.values() for _, stream in one}
     assert len(streams) == len(used) == 3
-    assert all(sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values())  # each run both, on the stream that it works on
+    assert all(
+        sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values()
+    )  # each run both, on the stream that it works on
     assert not {torch.cuda.Stream().cuda_stream for _ in range(64)} & used  # those that evaluations record on
 
 
@@ -124,7 +154,9 @@ def learnt(recipe: Recipe, stage: Stage, engine: Engine) -> tuple[Tensor, Tensor
     torch.manual_seed(0)
     learner = Learner(tiny.TinyNet(), data, stage)
     fit(learner, data, stage, seed=0, engine=engine)
-    return torch.cat([tensor.flatten().float() for tensor in tensors_of(learner.model)]), learner.rng.get_state()
+    return torch.cat(
+        [tensor.flatten().float() for tensor in tensors_of(learner.model)]
+    ), learner.rng.get_state()
 
 
 @pytest.mark.parametrize("name", tiny.RECIPES)
@@ -133,15 +165,24 @@ def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
     for stage in recipe.stages:
         if stage.teacher != "none":
             continue
-        longer = replace(stage, precision=Precision(), epochs=max(stage.epochs, PLAIN + 3))  # so that the last batch is recorded too
-        (plain, drawn), (recorded, drawn_too) = (learnt(recipe, longer, engine) for engine in (EAGER, RECORDED))
+        longer = replace(
+            stage, precision=Precision(), epochs=max(stage.epochs, PLAIN + 3)
+        )  # so that the last batch is recorded too
+        (plain, drawn), (recorded, drawn_too) = (
+            learnt(recipe, longer, engine) for engine in (EAGER, RECORDED)
+        )
         assert torch.equal(drawn, drawn_too)
         torch.testing.assert_close(plain, recorded, rtol=1e-3, atol=1e-4)
 
 
 def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model, x, plays, play = tiny.TinyNet().to(CUDA).eval(), tiny.split(20).x, Counter[tuple[int, int]](), StepGraph.play
+    model, x, plays, play = (
+        tiny.TinyNet().to(CUDA).eval(),
+        tiny.split(20).x,
+        Counter[tuple[int, int]](),
+        StepGraph.play,
+    )
     with torch.no_grad():
         test = Split(x, Truth(model(as_float(x.to(CUDA))).argmax(1).cpu(), tiny.CLASSES))
 
@@ -151,7 +192,10 @@ def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.M
 
     monkeypatch.setattr(StepGraph, "play", counting)
     attack_model = AttackModel(model)
-    plain, quick = (epoch_accuracy(model, attack_model, test, Threat(0.05, 0.01), pgd_step, repeated=way, batch_size=8) for way in (lambda judge: judge, recording))
+    plain, quick = (
+        epoch_accuracy(model, attack_model, test, Threat(0.05, 0.01), pgd_step, repeated=way, batch_size=8)
+        for way in (lambda judge: judge, recording)
+    )
     seen = set()
     for _ in range(4):
         with torch.no_grad():
@@ -189,13 +233,17 @@ def test_a_recorded_step_is_really_replayed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("bf16", "tf32"), ("tf32", "fp32")])
 @pytest.mark.parametrize("name", ["digits/warmup-pla", "cifar10/trades", "mnist/two-stage"])
-def test_each_precision_trains_in_a_compiled_recorded_engine(name: str, kinds: tuple[str, str], tmp_path: Path) -> None:
+def test_each_precision_trains_in_a_compiled_recorded_engine(
+    name: str, kinds: tuple[str, str], tmp_path: Path
+) -> None:
     recipe = tiny.RECIPES[name]
     precision = Precision(*kinds)  # type: ignore[arg-type]
     recipe = replace(recipe, stages=tuple(replace(stage, precision=precision) for stage in recipe.stages))
     watcher = Listener()
     execution, problem = Execution("cuda", engine="captured"), tiny.problem(recipe.labels)
-    run = train(recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution)
+    run = train(
+        recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution
+    )
     assert run.result["engine"]["name"] == "captured"
     assert run.result["engine"]["peak_gpu_bytes"] > 0
     assert watcher.heard == []  # nothing failed to compile
@@ -212,7 +260,9 @@ class Listener(Watcher):
 def weights(folder: Path) -> Tensor:
     from safetensors.torch import load_file
 
-    return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(folder / "model.safetensors").items())])
+    return torch.cat(
+        [tensor.flatten().float() for _, tensor in sorted(load_file(folder / "model.safetensors").items())]
+    )
 
 
 def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
@@ -221,7 +271,9 @@ def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None
     execution = Execution("cuda", deterministic=True)
 
     def spec(seed: int, way: str) -> RunSpec:
-        return RunSpec.of(recipe, seed=seed, out=tmp_path / f"{way}-{seed}", problem=problem, build=tiny.TinyNet)
+        return RunSpec.of(
+            recipe, seed=seed, out=tmp_path / f"{way}-{seed}", problem=problem, build=tiny.TinyNet
+        )
 
     train_together([spec(seed, "together") for seed in (1, 2, 3)], execution)
     for seed in (1, 2, 3):
@@ -247,7 +299,14 @@ def test_a_deterministic_run_that_was_stopped_ends_with_the_same_bits(name: str,
     execution = Execution("cuda", engine="captured", deterministic=True)
 
     def go(folder: str, watcher: Watcher | None = None) -> None:
-        train(recipe, out=tmp_path / folder, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution)
+        train(
+            recipe,
+            out=tmp_path / folder,
+            problem=problem,
+            build=tiny.TinyNet,
+            watcher=watcher,
+            execution=execution,
+        )
 
     go("whole")
     with pytest.raises(Stop):
@@ -272,7 +331,13 @@ def test_a_model_that_waits_is_not_recorded_and_trains_all_the_same(tmp_path: Pa
     assert waits(Looking().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     assert not waits(tiny.TinyNet().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     recipe = tiny.RECIPES["digits/oracle"]
-    run = train(recipe, out=tmp_path, problem=tiny.problem(recipe.labels), build=Looking, execution=Execution(device="cuda"))
+    run = train(
+        recipe,
+        out=tmp_path,
+        problem=tiny.problem(recipe.labels),
+        build=Looking,
+        execution=Execution(device="cuda"),
+    )
     assert run.result["engine"]["name"] == "eager"
 
 
@@ -281,7 +346,9 @@ def test_images_in_the_hosts_memory_are_not_recorded() -> None:
     problem: Problem = tiny.problem(recipe.labels)
     data = problem.train.to(CUDA, room=0)
     run = Run(Path("nowhere"), "", 0, recipe, 10, tiny.SHAPE)
-    assert [_waits(run, replace(problem, train=one), tiny.TinyNet) for one in (data, problem.train.to(CUDA))] == [True, False]
+    assert [
+        _waits(run, replace(problem, train=one), tiny.TinyNet) for one in (data, problem.train.to(CUDA))
+    ] == [True, False]
     (stage,) = recipe.stages
     learner = Learner(tiny.TinyNet(), data, stage)
     before = [parameter.clone() for parameter in learner.model.parameters()]

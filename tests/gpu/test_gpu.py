@@ -21,14 +21,21 @@ from atcl.training.transitions import estimated_transition
 from atcl.training.weak_validation import judge
 from tests import tiny
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none"),
+]
 
 
 @pytest.mark.parametrize("name", tiny.RECIPES)
-def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(name: str, tmp_path: Path) -> None:
+def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(
+    name: str, tmp_path: Path
+) -> None:
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
-    run = train(recipe, seed=1, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
+    run = train(
+        recipe, seed=1, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda")
+    )
     assert len(run.journal) == sum(stage.epochs for stage in recipe.stages)
     assert run.model("cpu", build=tiny.TinyNet)(torch.rand(2, *tiny.SHAPE)).isfinite().all()
     measured = run.evaluate(["natural"], device="cpu", test=problem.test, build=tiny.TinyNet)
@@ -85,10 +92,32 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
                 raise Stop
 
     torch.backends.cudnn.deterministic = True
-    whole = train(recipe, seed=1, out=tmp_path / "whole", problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
+    whole = train(
+        recipe,
+        seed=1,
+        out=tmp_path / "whole",
+        problem=problem,
+        build=tiny.TinyNet,
+        execution=Execution(device="cuda"),
+    )
     with pytest.raises(Stop):
-        train(recipe, seed=1, out=tmp_path / "cut", problem=problem, build=tiny.TinyNet, watcher=Stopper(), execution=Execution(device="cuda"))
-    cut = train(recipe, seed=1, out=tmp_path / "cut", problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda"))
+        train(
+            recipe,
+            seed=1,
+            out=tmp_path / "cut",
+            problem=problem,
+            build=tiny.TinyNet,
+            watcher=Stopper(),
+            execution=Execution(device="cuda"),
+        )
+    cut = train(
+        recipe,
+        seed=1,
+        out=tmp_path / "cut",
+        problem=problem,
+        build=tiny.TinyNet,
+        execution=Execution(device="cuda"),
+    )
     losses = [[record["loss"] for record in run.journal] for run in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
@@ -108,6 +137,8 @@ def test_images_too_many_for_the_gpu_wait_in_pinned_memory_and_train_the_same(na
         fit(learner, data, first, seed=0)
         assert relabel(data, learner.model).candidates.is_cuda
         assert judge(learner.model, data, recipe.threat)["robust"].images == len(data)
-        assert estimated_transition(data, tiny.TinyNet, seed=0, stage=Stage(1, 8, Adam(), Constant(1e-3))).is_cuda
+        assert estimated_transition(
+            data, tiny.TinyNet, seed=0, stage=Stage(1, 8, Adam(), Constant(1e-3))
+        ).is_cuda
         weights.append(torch.cat([parameter.flatten() for parameter in learner.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

@@ -16,11 +16,19 @@ from atcl.runs.spec import Execution
 from atcl.runs.start import train
 from tests import tiny
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none"),
+]
 
 
-@pytest.mark.parametrize("name", ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"])
-def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"],
+)
+def test_recorded_looks_see_what_plain_ones_see(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first two looks are plain; weights, attack and gamma of those that follow are others than were recorded."""
     recipe = tiny.changing(tiny.RECIPES[name])
     plays: Counter[int] = Counter()  # by how many tensors they are given
@@ -35,8 +43,12 @@ def test_recorded_looks_see_what_plain_ones_see(name: str, tmp_path: Path, monke
         if way == "plain":
             assert plays[3] > 0  # PGD20 on test images
             assert plays[4] > 0  # attacks
-            assert sum(plays[number] for number in plays if number > 4) > 0  # gradients; a step is given its index alone
-            monkeypatch.setattr(observing, "ObserverContext", lambda *parts: ObserverContext(*parts[:-1]))  # each look runs its own work
+            assert (
+                sum(plays[number] for number in plays if number > 4) > 0
+            )  # gradients; a step is given its index alone
+            monkeypatch.setattr(
+                observing, "ObserverContext", lambda *parts: ObserverContext(*parts[:-1])
+            )  # each look runs its own work
         execution = Execution(device="cuda", deterministic=True, observing=Observers(tuple(OBSERVATIONS), 1))
         problem = tiny.problem(recipe.labels)
         run = train(recipe, out=tmp_path / way, problem=problem, build=tiny.TinyNet, execution=execution)

@@ -16,7 +16,10 @@ from atcl.evaluation.attacks import ATTACKS
 from atcl.evaluation.evaluate import batch_of, evaluate
 from atcl.models import MODELS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and this machine has none"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +43,9 @@ def gradient(net: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "preact_resnet18", "mlp"])
-def test_logits_and_gradients_are_the_models_own_for_every_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_and_gradients_are_the_models_own_for_every_size(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceleration, "OFTEN", 1)
     net = model(name)
     quick = Replayed(net, 100)
@@ -48,7 +53,9 @@ def test_logits_and_gradients_are_the_models_own_for_every_size(name: str, monke
         x = torch.rand(n, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
         ours, theirs = gradient(quick, x), gradient(net, x)
-        assert float((ours - theirs).norm() / theirs.norm()) < 2e-2  # a unit that another kernel rounds across zero turns its part on or off
+        assert (
+            float((ours - theirs).norm() / theirs.norm()) < 2e-2
+        )  # a unit that another kernel rounds across zero turns its part on or off
         with torch.no_grad():
             torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
     assert {size for _, size, *_ in quick.recordings} == {32, 40, 56, 100} < {*sizes(100)}
@@ -84,7 +91,9 @@ def test_what_serves_a_batch_does_not_depend_on_what_came_before(monkeypatch: py
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(
+    name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     net = model(name)
     attack_model = AttackModel(net, settle=True, compiles=False)
@@ -115,14 +124,21 @@ def test_recordings_in_fp16_answer_as_the_model_does(name: str) -> None:
         ours, theirs = gradient(quick, x), gradient(net, x)
         assert float((ours - theirs).norm() / theirs.norm()) < 0.2
         assert not quick.strayed(quick(x), net(x))
-    assert quick.kind == ("fp32" if name == "mlp" else "fp16")  # without a convolution nothing would be gained
+    assert quick.kind == (
+        "fp32" if name == "mlp" else "fp16"
+    )  # without a convolution nothing would be gained
     assert {kind for kind, *_ in quick.recordings} == {quick.kind}
 
 
 def test_gradients_through_fp16_may_be_of_any_length() -> None:
     quick = Replayed(model("resnet18"), 64, half=True)
-    x, lengths = torch.rand(20, 1, 28, 28, device="cuda").requires_grad_(), torch.logspace(-30, 12, 20, device="cuda")
-    plain, scaled = (torch.autograd.grad((factor * quick(x).logsumexp(1)).sum(), x)[0] for factor in (1, lengths))
+    x, lengths = (
+        torch.rand(20, 1, 28, 28, device="cuda").requires_grad_(),
+        torch.logspace(-30, 12, 20, device="cuda"),
+    )
+    plain, scaled = (
+        torch.autograd.grad((factor * quick(x).logsumexp(1)).sum(), x)[0] for factor in (1, lengths)
+    )
     apart = (scaled / lengths.view(-1, 1, 1, 1) - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
     assert float(apart.max()) < 0.05
     assert quick.kind == "fp16"
@@ -138,7 +154,9 @@ def test_what_fp16_cannot_hold_is_noticed_and_goes_on_in_fp32(name: str, backwar
             self.inner = model(name)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
+            out: Tensor = (
+                self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
+            )
             return out
 
     net = Steep().requires_grad_(False)
@@ -172,7 +190,9 @@ def test_weights_for_which_fp16_is_too_narrow_are_recorded_in_fp32() -> None:
 
 def test_autoattack_looks_at_fp16_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ATTACKS["autoattack"]
-    monkeypatch.setitem(ATTACKS, "autoattack", replace(whole, passes={"apgd-ce": whole.passes["apgd-ce"]}))  # Square's 5,000 queries take a minute
+    monkeypatch.setitem(
+        ATTACKS, "autoattack", replace(whole, passes={"apgd-ce": whole.passes["apgd-ce"]})
+    )  # Square's 5,000 queries take a minute
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     net = model("resnet18")
     x = torch.rand(100, 1, 28, 28)

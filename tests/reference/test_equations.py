@@ -45,9 +45,14 @@ def check(name: str, logits: Tensor, targets: Targets, expected: list[float]) ->
 
 
 def test_forward(logits: Tensor) -> None:
-    transition = torch.rand(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64).fill_diagonal_(0)
+    transition = torch.rand(
+        K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).fill_diagonal_(0)
     transition /= transition.sum(1, keepdim=True)
-    rows = [-math.log(sum(float(transition[j, label]) * p(logits, i, j) for j in range(K) if j != label)) for i, label in enumerate(COMPLEMENTARY)]
+    rows = [
+        -math.log(sum(float(transition[j, label]) * p(logits, i, j) for j in range(K) if j != label))
+        for i, label in enumerate(COMPLEMENTARY)
+    ]
     check("forward", logits, single(transition=transition), rows)
 
 
@@ -57,7 +62,10 @@ def test_forward_is_uniform_unless_told(logits: Tensor) -> None:
 
 
 def test_free_is_the_papers_formula_when_the_prior_is_the_batchs_own(logits: Tensor) -> None:
-    rows = [(K - 1) * math.log(p(logits, i, label)) - sum(math.log(p(logits, i, j)) for j in range(K)) for i, label in enumerate(COMPLEMENTARY)]
+    rows = [
+        (K - 1) * math.log(p(logits, i, label)) - sum(math.log(p(logits, i, j)) for j in range(K))
+        for i, label in enumerate(COMPLEMENTARY)
+    ]
     check("free", logits, single(), rows)
     share = torch.tensor([COMPLEMENTARY.count(k) / N for k in range(K)], dtype=torch.float64)
     check("free", logits, single(prior=share), rows)
@@ -79,24 +87,39 @@ def test_free_and_nn_with_the_datasets_prior(logits: Tensor) -> None:
     given = single(prior=torch.tensor(prior, dtype=torch.float64))
     assert float(LOSSES["free"](logits, given)) == pytest.approx(sum(risks), rel=1e-5)
     assert any(risk < 0 for risk in risks)  # else NN would be FREE, and the next line would prove nothing
-    assert float(LOSSES["nn"](logits, given)) == pytest.approx(sum(max(0.0, risk) for risk in risks), rel=1e-5)
+    assert float(LOSSES["nn"](logits, given)) == pytest.approx(
+        sum(max(0.0, risk) for risk in risks), rel=1e-5
+    )
 
 
 def test_scl_nl(logits: Tensor) -> None:
-    check("scl_nl", logits, single(), [-math.log(1 - p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)])
+    check(
+        "scl_nl",
+        logits,
+        single(),
+        [-math.log(1 - p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)],
+    )
 
 
 def test_scl_exp(logits: Tensor) -> None:
-    check("scl_exp", logits, single(), [math.exp(p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)])
+    check(
+        "scl_exp", logits, single(), [math.exp(p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)]
+    )
 
 
 def test_exp_with_several_labels(logits: Tensor) -> None:
-    rows = [(K - 1) / len(labels) * math.exp(-sum(p(logits, i, j) for j in range(K) if j not in labels)) for i, labels in enumerate(SETS)]
+    rows = [
+        (K - 1) / len(labels) * math.exp(-sum(p(logits, i, j) for j in range(K) if j not in labels))
+        for i, labels in enumerate(SETS)
+    ]
     check("exp", logits, Targets(candidates(SETS)), rows)
 
 
 def test_log_with_several_labels(logits: Tensor) -> None:
-    rows = [-(K - 1) / len(labels) * math.log(sum(p(logits, i, j) for j in range(K) if j not in labels)) for i, labels in enumerate(SETS)]
+    rows = [
+        -(K - 1) / len(labels) * math.log(sum(p(logits, i, j) for j in range(K) if j not in labels))
+        for i, labels in enumerate(SETS)
+    ]
     check("log", logits, Targets(candidates(SETS)), rows)
 
 
@@ -178,7 +201,10 @@ def discriminative(logits: Tensor, i: int, label: int) -> float:
 def test_l_uw_and_l_w(logits: Tensor) -> None:
     rows = [discriminative(logits, i, label) for i, label in enumerate(COMPLEMENTARY)]
     check("l_uw", logits, single(), rows)
-    weights = [(1 - p(logits, i, label)) / sum(1 - p(logits, i, j) for j in range(K)) for i, label in enumerate(COMPLEMENTARY)]
+    weights = [
+        (1 - p(logits, i, label)) / sum(1 - p(logits, i, j) for j in range(K))
+        for i, label in enumerate(COMPLEMENTARY)
+    ]
     check("l_w", logits, single(), [row + weight * row for row, weight in zip(rows, weights, strict=True)])
 
 
@@ -191,10 +217,15 @@ def test_cpe(logits: Tensor) -> None:
 
 
 def test_decoding_takes_the_nearest_row_of_the_transition_matrix(logits: Tensor) -> None:
-    transition = torch.rand(K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64).fill_diagonal_(0)
+    transition = torch.rand(
+        K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).fill_diagonal_(0)
     transition /= transition.sum(1, keepdim=True)
     estimates = (-logits).softmax(1)
-    expected = [min(range(K), key=lambda y: sum(abs(float(estimates[i, j] - transition[y, j])) for j in range(K))) for i in range(N)]
+    expected = [
+        min(range(K), key=lambda y: sum(abs(float(estimates[i, j] - transition[y, j])) for j in range(K)))
+        for i in range(N)
+    ]
     assert decode(estimates, transition).tolist() == expected
     assert expected != logits.argmax(1).tolist()  # labels that are not uniform need the decoding
 
@@ -205,14 +236,18 @@ def test_scarce(logits: Tensor, sets: list[set[int]], prior: list[float] | None)
     def logistic(z: float) -> float:
         return math.log(1 + math.exp(-z))
 
-    logits = logits - 2 * ~candidates(sets)  # a model that has learnt its labels, so that some class needs the correction
+    logits = logits - 2 * ~candidates(
+        sets
+    )  # a model that has learnt its labels, so that some class needs the correction
     total, corrected = 0.0, 0
     for k in range(K):
         wrong = 1 - (prior[k] if prior else 1 / K)
         column = [float(value) for value in logits[:, k]]
         ruled_out = [column[i] for i in range(N) if k in sets[i]]
         rest = wrong * sum(logistic(-z) for z in ruled_out) / len(ruled_out)
-        own = sum(logistic(z) for z in column) / N - wrong * sum(logistic(z) for z in ruled_out) / len(ruled_out)
+        own = sum(logistic(z) for z in column) / N - wrong * sum(logistic(z) for z in ruled_out) / len(
+            ruled_out
+        )
         total += rest + abs(own)
         corrected += own < 0
     assert corrected  # else the absolute value would prove nothing
@@ -226,7 +261,9 @@ def test_scarce_lets_a_class_that_no_image_rules_out_rest_on_all_images(logits: 
     moved = logits.clone()
     moved[:, 4] += 1
     after = sum(math.log(1 + math.exp(-float(value))) for value in moved[:, 4]) / N
-    difference = LOSSES["scarce"](moved, Targets(candidates(sets))) - LOSSES["scarce"](logits, Targets(candidates(sets)))
+    difference = LOSSES["scarce"](moved, Targets(candidates(sets))) - LOSSES["scarce"](
+        logits, Targets(candidates(sets))
+    )
     assert float(difference) == pytest.approx(after - absent, rel=1e-5)
 
 
@@ -235,16 +272,38 @@ def test_scarce_lets_a_class_that_no_image_rules_out_rest_on_all_images(logits: 
 
 def blend(logits: Tensor, i: int, gamma: float) -> float:
     """gamma sum_{j != complementary} p(j) + (1 - gamma) p(guess)."""
-    return gamma * sum(p(logits, i, j) for j in range(K) if j != COMPLEMENTARY[i]) + (1 - gamma) * p(logits, i, GUESS[i])
+    return gamma * sum(p(logits, i, j) for j in range(K) if j != COMPLEMENTARY[i]) + (1 - gamma) * p(
+        logits, i, GUESS[i]
+    )
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.7, 0.25, 0.0])
 def test_pseudo_label_forms(logits: Tensor, gamma: float) -> None:
     given = single(gamma=torch.tensor(gamma, dtype=torch.float64), guess=torch.tensor(GUESS))
-    check("log", logits, given, [-(K - 1) * math.log(blend(logits, i, gamma)) for i in range(N)])  # Eq. log_ce
-    check("exp", logits, given, [(K - 1) * math.exp(-blend(logits, i, gamma)) for i in range(N)])  # Eq. exp_ce
-    check("scl_nl", logits, given, [-math.log(gamma * (1 - p(logits, i, COMPLEMENTARY[i])) + (1 - gamma) * p(logits, i, GUESS[i])) for i in range(N)])
-    check("scl_exp", logits, given, [math.exp(gamma * p(logits, i, COMPLEMENTARY[i]) - (1 - gamma) * p(logits, i, GUESS[i])) for i in range(N)])
+    check(
+        "log", logits, given, [-(K - 1) * math.log(blend(logits, i, gamma)) for i in range(N)]
+    )  # Eq. log_ce
+    check(
+        "exp", logits, given, [(K - 1) * math.exp(-blend(logits, i, gamma)) for i in range(N)]
+    )  # Eq. exp_ce
+    check(
+        "scl_nl",
+        logits,
+        given,
+        [
+            -math.log(gamma * (1 - p(logits, i, COMPLEMENTARY[i])) + (1 - gamma) * p(logits, i, GUESS[i]))
+            for i in range(N)
+        ],
+    )
+    check(
+        "scl_exp",
+        logits,
+        given,
+        [
+            math.exp(gamma * p(logits, i, COMPLEMENTARY[i]) - (1 - gamma) * p(logits, i, GUESS[i]))
+            for i in range(N)
+        ],
+    )
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])
@@ -252,7 +311,10 @@ def test_log_ce_mcl(logits: Tensor, gamma: float) -> None:
     rows = [
         -(K - 1)
         / len(labels)
-        * math.log(gamma * sum(p(logits, i, j) for j in range(K) if j not in labels) + (1 - gamma) * p(logits, i, SET_GUESS[i]))
+        * math.log(
+            gamma * sum(p(logits, i, j) for j in range(K) if j not in labels)
+            + (1 - gamma) * p(logits, i, SET_GUESS[i])
+        )
         for i, labels in enumerate(SETS)
     ]
     check("log", logits, Targets(candidates(SETS), gamma, torch.tensor(SET_GUESS)), rows)
@@ -261,7 +323,9 @@ def test_log_ce_mcl(logits: Tensor, gamma: float) -> None:
 def test_log_of_a_single_candidate_is_cross_entropy(logits: Tensor) -> None:
     truth = torch.tensor([i % K for i in range(N)])
     sole = torch.nn.functional.one_hot(truth, K).bool()
-    torch.testing.assert_close(LOSSES["log"](logits, Targets(sole)), torch.nn.functional.cross_entropy(logits, truth))
+    torch.testing.assert_close(
+        LOSSES["log"](logits, Targets(sole)), torch.nn.functional.cross_entropy(logits, truth)
+    )
 
 
 # The propositions
@@ -288,5 +352,7 @@ def test_proposition_2_empirical_inner_maxima_differ() -> None:
     torch.testing.assert_close(averaged.max(), ordinary.max())  # over all labels: the same problem
     assert averaged.argmax() == ordinary.argmax()
     maxima = torch.stack([values.max() for values in free.values()])
-    assert maxima.mean() > ordinary.max() + 0.1  # one label each: a mean of maxima lies above the maximum of the mean
+    assert (
+        maxima.mean() > ordinary.max() + 0.1
+    )  # one label each: a mean of maxima lies above the maximum of the mean
     assert any(values.argmax() != ordinary.argmax() for values in free.values())

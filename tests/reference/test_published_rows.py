@@ -10,7 +10,9 @@ RAPID = [0.0073, 0.0286, 0.0618, 0.1036, 0.1500, 0.1964, 0.2382, 0.2714, 0.2927,
 RAPID_SHARE = [2.45, 9.55, 20.61, 34.55, 50.00, 65.45, 79.39, 90.45, 97.55, 100.00]
 
 
-@pytest.mark.parametrize(("name", "row", "share"), [("slow", SLOW, SLOW_SHARE), ("rapid", RAPID, RAPID_SHARE)])
+@pytest.mark.parametrize(
+    ("name", "row", "share"), [("slow", SLOW, SLOW_SHARE), ("rapid", RAPID, RAPID_SHARE)]
+)
 def test_epsilon_rows(name: str, row: list[float], share: list[float]) -> None:
     (stage,) = recipe(f"kuzushiji/pseudo-labels-{name}").stages
     epsilon = [stage.phase(epoch).budget.epsilon for epoch in range(1, 11)]
@@ -34,22 +36,36 @@ def test_dynamics_of_the_main_method() -> None:
 @pytest.mark.parametrize("dataset", ["cifar10", "svhn"])
 def test_learning_rate_of_the_colour_sets(dataset: str) -> None:
     (stage,) = recipe(f"{dataset}/warmup-pla").stages
-    assert [stage.lr(epoch) for epoch in (1, 5, 69, 70, 99, 100, 120)] == pytest.approx([0.002, 0.01, 0.01, 1e-3, 1e-3, 1e-4, 1e-4])
+    assert [stage.lr(epoch) for epoch in (1, 5, 69, 70, 99, 100, 120)] == pytest.approx(
+        [0.002, 0.01, 0.01, 1e-3, 1e-3, 1e-4, 1e-4]
+    )
     assert [epoch for epoch in range(1, 121) if stage.phase(epoch).remember] == list(range(6, 61))
     first, second = recipe(f"{dataset}/two-stage").stages
     assert [first.lr(epoch) for epoch in (1, 5, 50)] == pytest.approx([0.002, 0.01, 0.01])
-    assert [second.lr(epoch) for epoch in (1, 29, 30, 60, 70)] == pytest.approx([0.01, 0.01, 1e-3, 1e-4, 1e-4])
+    assert [second.lr(epoch) for epoch in (1, 29, 30, 60, 70)] == pytest.approx(
+        [0.01, 0.01, 1e-3, 1e-4, 1e-4]
+    )
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "kuzushiji"])
 def test_each_loss_keeps_its_learning_rate_whatever_is_added_to_it(dataset: str) -> None:
-    rates = {"forward": 0.1, "free": 0.001, "nn": 0.01, "scl-nl": 0.1, "scl-exp": 0.05, "exp": 0.01, "log": 0.01}
+    rates = {
+        "forward": 0.1,
+        "free": 0.001,
+        "nn": 0.01,
+        "scl-nl": 0.1,
+        "scl-exp": 0.05,
+        "exp": 0.01,
+        "log": 0.01,
+    }
     for loss, lr in rates.items():
         (stage,) = recipe(f"{dataset}/direct-{loss}").stages
         assert stage.lr(1) == lr
         assert stage.objective.loss == loss.replace("-", "_")
         behind = "" if loss == "log" else f"-{loss}"
-        for method in ("warmup", "pla", "warmup-pla") if loss in ("scl-nl", "scl-exp", "exp", "log") else ("warmup",):
+        for method in (
+            ("warmup", "pla", "warmup-pla") if loss in ("scl-nl", "scl-exp", "exp", "log") else ("warmup",)
+        ):
             (stage,) = recipe(f"{dataset}/{method}{behind}").stages
             assert {stage.lr(epoch) for epoch in range(1, 101)} == {lr}
             assert stage.objective.loss == loss.replace("-", "_")
@@ -57,6 +73,11 @@ def test_each_loss_keeps_its_learning_rate_whatever_is_added_to_it(dataset: str)
 
 @pytest.mark.parametrize("dataset", ["cifar10", "svhn"])
 def test_all_losses_share_one_learning_rate_on_the_colour_sets(dataset: str) -> None:
-    rows = [name for name in RECIPES if name.startswith((f"{dataset}/direct-", f"{dataset}/warmup", f"{dataset}/pla")) and not name.endswith("-adam")]
+    rows = [
+        name
+        for name in RECIPES
+        if name.startswith((f"{dataset}/direct-", f"{dataset}/warmup", f"{dataset}/pla"))
+        and not name.endswith("-adam")
+    ]
     assert len(rows) > 15
     assert {recipe(name).stages[0].lr(10) for name in rows} == {0.01}

@@ -1,10 +1,27 @@
 """Why direct training fails, in numbers: pure functions of a model, a batch and its labels. Those that need the truth are handed it."""
 
-from atcl.analysis.attacks import Quality, attack_qualities, lowered_share, paper_attack_losses, sign_cosine, true_probability
+from atcl.analysis.attacks import (
+    Quality,
+    attack_qualities,
+    lowered_share,
+    paper_attack_losses,
+    sign_cosine,
+    true_probability,
+)
 from atcl.analysis.gradients import Variance, direction_variance, first_and_last, image_gradients, layer_norms
 from atcl.evaluation.pseudo_labels import pseudo_label_accuracy
 
 __all__ = [
-    "Quality", "Variance", "attack_qualities", "direction_variance", "first_and_last", "image_gradients", "layer_norms", "lowered_share",
-    "paper_attack_losses", "pseudo_label_accuracy", "sign_cosine", "true_probability",
-]  # fmt: skip
+    "Quality",
+    "Variance",
+    "attack_qualities",
+    "direction_variance",
+    "first_and_last",
+    "image_gradients",
+    "layer_norms",
+    "lowered_share",
+    "paper_attack_losses",
+    "pseudo_label_accuracy",
+    "sign_cosine",
+    "true_probability",
+]

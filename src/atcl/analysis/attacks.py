@@ -45,26 +45,58 @@ class Quality:
         return self.attacked < self.natural
 
 
-def attack_qualities(model: Module, x: Tensor, attack_losses: Mapping[str, AttackLoss], true: Tensor, budget: Budget, rng: Generator) -> dict[str, Quality]:
+def attack_qualities(
+    model: Module,
+    x: Tensor,
+    attack_losses: Mapping[str, AttackLoss],
+    true: Tensor,
+    budget: Budget,
+    rng: Generator,
+) -> dict[str, Quality]:
     """Return the quality of an attack through each climb, and through the true label, on one model, all from the same random start."""
-    return qualities_from(STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng), model, x, attack_losses, true, budget)
+    return qualities_from(
+        STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng),
+        model,
+        x,
+        attack_losses,
+        true,
+        budget,
+    )
 
 
-def qualities_from(start: Tensor, model: Module, x: Tensor, attack_losses: Mapping[str, AttackLoss], true: Tensor, budget: Budget) -> dict[str, Quality]:
+def qualities_from(
+    start: Tensor,
+    model: Module,
+    x: Tensor,
+    attack_losses: Mapping[str, AttackLoss],
+    true: Tensor,
+    budget: Budget,
+) -> dict[str, Quality]:
     """Return what `attack_qualities` does, for attacks that start from these images."""
     found, signs, idle = {}, {}, Generator()
     for name, attack_loss in {ORACLE: cross_entropy_of(true), **attack_losses}.items():
         found[name] = pgd(
-            model, x, attack_loss, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=idle
-        )  # fmt: skip
+            model,
+            x,
+            attack_loss,
+            epsilon=budget.epsilon,
+            step_size=budget.step_size,
+            steps=budget.steps,
+            norm=budget.norm,
+            start=given(start),
+            rng=idle,
+        )
         signs[name] = input_sign(model, x, attack_loss)
     natural = true_probability(model, x, true)
     return {
         name: Quality(
-            sign_cosine(signs[name], signs[ORACLE]), (adv - found[ORACLE]).abs().flatten(1).sum(1), natural, true_probability(model, adv, true)
+            sign_cosine(signs[name], signs[ORACLE]),
+            (adv - found[ORACLE]).abs().flatten(1).sum(1),
+            natural,
+            true_probability(model, adv, true),
         )
         for name, adv in found.items()
-    }  # fmt: skip
+    }
 
 
 def paper_attack_losses(model: Module, x: Tensor, candidates: Tensor) -> dict[str, AttackLoss]:

@@ -25,7 +25,10 @@ class Variance:
 
 def first_and_last(model: Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the parameters of the first and of the last layer that has any, in the order in which the model defines them."""
-    layers = [tuple(f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters(recurse=False)) for name, module in model.named_modules()]
+    layers = [
+        tuple(f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters(recurse=False))
+        for name, module in model.named_modules()
+    ]
     owning = [names for names in layers if names]
     if not owning:
         raise AtclError("the model has no parameters, so it has no gradients to look at")
@@ -33,7 +36,13 @@ def first_and_last(model: Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def image_gradients(
-    model: Module, objective: Objective, x: Tensor, adv: Tensor, targets: Targets, names: Sequence[str], rng: Generator | None = None
+    model: Module,
+    objective: Objective,
+    x: Tensor,
+    adv: Tensor,
+    targets: Targets,
+    names: Sequence[str],
+    rng: Generator | None = None,
 ) -> Tensor:
     """Return (n, P): the part of each image in the gradient of the batch's loss with respect to the named parameters.
 
@@ -61,13 +70,20 @@ def direction_variance(gradients: Tensor) -> Variance:
         return Variance(None, zeros)
     weights = torch.where(alive, 1 / lengths, 0)
     mean = weights @ gradients.double() / number
-    return Variance(max(0.0, 1 - float(mean.square().sum())), zeros)  # unit vectors: the mean of squares less the square of the mean
+    return Variance(
+        max(0.0, 1 - float(mean.square().sum())), zeros
+    )  # unit vectors: the mean of squares less the square of the mean
 
 
 def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequence[str]]) -> Tensor:
     """Return (layers,): the L2 norm of the gradient of each layer, given the gradients of parameters by name; nothing waits for the device."""
-    norms = [[found.detach().norm() for name in names if (found := gradients[name]) is not None] for names in layers]
-    nothing = next((part.new_zeros(()) for parts in norms for part in parts), torch.zeros(()))  # where a layer gets no gradient
+    norms = [
+        [found.detach().norm() for name in names if (found := gradients[name]) is not None]
+        for names in layers
+    ]
+    nothing = next(
+        (part.new_zeros(()) for parts in norms for part in parts), torch.zeros(())
+    )  # where a layer gets no gradient
     return torch.stack([torch.stack(parts).norm() if parts else nothing for parts in norms])
 
 
@@ -77,7 +93,9 @@ class _Seen(Module):
     def __init__(self, model: Module, names: Sequence[str], rng: Generator | None) -> None:
         super().__init__()
         self.model, self.rng = (model,), rng  # in a tuple: looked at, not owned
-        state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        state = {
+            name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        }
         self.chosen = {name: state[name] for name in names}
         self.logits: list[Tensor] = []
         self.backs: list[Callable[[Tensor], tuple[dict[str, Tensor]]]] = []
@@ -96,7 +114,9 @@ class _Seen(Module):
         self.answer = answer
 
     def forward(self, images: Tensor) -> Tensor:
-        own = {name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()}  # weights of its own for each image
+        own = {
+            name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()
+        }  # weights of its own for each image
         try:
             masks = () if self.rng is None else _masks(*self.model, images, self.rng)
             found = vjp(lambda chosen: vmap(self.answer)(chosen, images, masks), own)

@@ -22,7 +22,13 @@ from atcl.training.supervision import with_sole_candidate
 
 
 def observe_checkpoints(
-    run: Run, names: Sequence[str], *, problem: Problem | None = None, data_dir: Path | None = None, device: str = "auto", build: Build | None = None
+    run: Run,
+    names: Sequence[str],
+    *,
+    problem: Problem | None = None,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    build: Build | None = None,
 ) -> list[journal.Record]:
     """Observe the checkpoints of a run, the last two epochs; what `analysis.jsonl` lacks of it is added there."""
     stored = checkpoints.stored(run.folder / layout.CHECKPOINTS)
@@ -36,17 +42,38 @@ def observe_checkpoints(
         if (path := run.folder / layout.TRANSITION).exists():
             estimated = torch.tensor(read_json(path)["matrix"], device=whole.train.device)
             whole = replace(whole, train=replace(whole.train, transition=estimated))
-        known = {(one["stage"], one["epoch"], key) for one in journal.read(run.folder / layout.ANALYSIS) for key in one}
+        known = {
+            (one["stage"], one["epoch"], key)
+            for one in journal.read(run.folder / layout.ANALYSIS)
+            for key in one
+        }
         for path in reversed(stored):
             state = checkpoints.to_device(checkpoints.from_bytes(path.read_bytes(), path), whole.train.device)
             number, epoch = int(state["stage"]), int(state["epoch"])
             model = run.fresh_model(build).to(whole.train.device)
-            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")})
+            model.load_state_dict(
+                {
+                    name.removeprefix("model."): tensor
+                    for name, tensor in state.items()
+                    if name.startswith("model.")
+                }
+            )
             stage = run.recipe.stages[number]
-            data = with_sole_candidate(whole.train, state["relabelled"]) if "relabelled" in state else whole.train
+            data = (
+                with_sole_candidate(whole.train, state["relabelled"])
+                if "relabelled" in state
+                else whole.train
+            )
             context = ObserverContext(
-                model.eval().requires_grad_(False), state["memory"], stage.phase(epoch), stage, data, whole, run.recipe.threat, seed_of(run, number)
-            )  # fmt: skip
+                model.eval().requires_grad_(False),
+                state["memory"],
+                stage.phase(epoch),
+                stage,
+                data,
+                whole,
+                run.recipe.threat,
+                seed_of(run, number),
+            )
             values = {key: value for name in names for key, value in OBSERVATIONS[name].of(context).items()}
             found.append({"stage": number, "epoch": epoch, **values})
             lacking = {key: value for key, value in values.items() if (number, epoch, key) not in known}

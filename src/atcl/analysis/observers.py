@@ -54,7 +54,9 @@ class ObserverContext:
     threat: Threat
     seed: int  # of the onlookers of this run, no other uses it
     norms: tuple[float, ...] = ()  # of the gradients of first and last layer: the mean over the epoch's steps
-    repeated: Callable[[str, object, Work], Work] = lambda name, kind, work: work  # work of a name that comes again, as the stage's engine runs it
+    repeated: Callable[[str, object, Work], Work] = lambda name, kind, work: (
+        work
+    )  # work of a name that comes again, as the stage's engine runs it
 
     def rng(self, *path: int | str) -> Generator:
         """Return a generator of one's own: what is drawn from it shifts no other number."""
@@ -77,14 +79,31 @@ def gradients(context: ObserverContext) -> Values:
     rng = context.rng("gradients", context.phase.epoch)
     index = torch.randperm(len(context.data), generator=rng, device=rng.device)[:OBSERVED_IMAGES]
     batch = context.data.batch(index, context.stage.augmentation, rng)
-    model, targets, budget, objective = context.model, _targets(context, batch), context.phase.budget, context.stage.objective
+    model, targets, budget, objective = (
+        context.model,
+        _targets(context, batch),
+        context.phase.budget,
+        context.stage.objective,
+    )
     adv = batch.x
     if budget.steps:
         told = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
 
         def attack(x: Tensor, start: Tensor, epsilon: Tensor, step_size: Tensor, *tensors: Tensor) -> Tensor:
-            attack_loss = objective.attack_loss(model, x, replace(targets, **dict(zip(told, tensors, strict=True))))
-            return pgd(model, x, attack_loss, epsilon=epsilon, step_size=step_size, steps=budget.steps, norm=budget.norm, start=given(start), rng=rng)
+            attack_loss = objective.attack_loss(
+                model, x, replace(targets, **dict(zip(told, tensors, strict=True)))
+            )
+            return pgd(
+                model,
+                x,
+                attack_loss,
+                epsilon=epsilon,
+                step_size=step_size,
+                steps=budget.steps,
+                norm=budget.norm,
+                start=given(start),
+                rng=rng,
+            )
 
         start = STARTS[budget.start](batch.x, budget.epsilon, NORMS[budget.norm], rng)
         dials = (batch.x.new_tensor(dial) for dial in (budget.epsilon, budget.step_size))
@@ -98,7 +117,10 @@ def gradients(context: ObserverContext) -> Values:
         return values | dict(zip(("gradient.first_norm", "gradient.last_norm"), context.norms, strict=True))
     # no steps to look at, as on a checkpoint: the gradient of this batch, which is no mean over steps and bears another name
     both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
-    return values | {f"gradient.batch_{layer}_norm": float(one.sum(0).norm()) for layer, one in zip(("first", "last"), both, strict=True)}
+    return values | {
+        f"gradient.batch_{layer}_norm": float(one.sum(0).norm())
+        for layer, one in zip(("first", "last"), both, strict=True)
+    }
 
 
 def attacks(context: ObserverContext) -> Values:
@@ -112,7 +134,9 @@ def attacks(context: ObserverContext) -> Values:
         return torch.stack([torch.stack(list(_parts(one).values())) for one in found.values()])
 
     x, candidates, true = attack_sample(context.problem, context.seed)
-    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], context.rng("attacks", context.phase.epoch))
+    start = STARTS[budget.start](
+        x, budget.epsilon, NORMS[budget.norm], context.rng("attacks", context.phase.epoch)
+    )
     found = context.repeated("attacks", None, qualities)(x, candidates, true, start)
     values: Values = {}
     for name, parts in zip((ORACLE, *PAPER, GUESSED), found, strict=True):
@@ -126,7 +150,10 @@ def test_accuracy(context: ObserverContext) -> Values:
     """Natural and PGD20 accuracy on the first images of the test set."""
     test = context.problem.test
     assert test is not None
-    seen, repeated = test.take(slice(TEST_IMAGES)), lambda work: context.repeated(f"test, {work.__name__}", None, work)
+    seen, repeated = (
+        test.take(slice(TEST_IMAGES)),
+        lambda work: context.repeated(f"test, {work.__name__}", None, work),
+    )
     look = epoch_accuracy(context.model, context.model, seen, context.threat, pgd_step, repeated=repeated)
     natural, pgd20 = look.attacked(look.natural()).tolist()
     return {"test_natural": natural, "test_pgd20": pgd20}
@@ -136,7 +163,9 @@ def attack_sample(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the images that attacks are measured on, their candidates and their true classes; labels are drawn where there are no single ones."""
     assert problem.truth is not None
     data = problem.train
-    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[:OBSERVED_IMAGES]
+    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[
+        :OBSERVED_IMAGES
+    ]
     true = problem.truth.labels.cpu()[index]
     # the oracle's own labels are the truth: what a complementary loss would do to it takes complementary labels
     drawn = Complementary()(true, data.classes, Generator().manual_seed(derive(seed, "labels")))
@@ -146,32 +175,56 @@ def attack_sample(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 OBSERVATIONS: dict[str, Observation] = {
     "gradients": Observation(
-        gradients, lambda stage, problem: min(OBSERVED_IMAGES, len(problem.train)) * (4 + stage.budget.steps),
+        gradients,
+        lambda stage, problem: min(OBSERVED_IMAGES, len(problem.train)) * (4 + stage.budget.steps),
         "variance of gradient directions at the first layer; norms of the gradients of first and last layer",
     ),
     "attacks": Observation(
-        attacks, lambda stage, problem: min(OBSERVED_IMAGES, len(problem.train)) * (len(PAPER) + 2) * (2 + stage.budget.steps) * bool(stage.budget.steps),
-        "attacks on the model through each loss of the paper, beside the attack through the true label", truth=True,
+        attacks,
+        lambda stage, problem: (
+            min(OBSERVED_IMAGES, len(problem.train))
+            * (len(PAPER) + 2)
+            * (2 + stage.budget.steps)
+            * bool(stage.budget.steps)
+        ),
+        "attacks on the model through each loss of the paper, beside the attack through the true label",
+        truth=True,
     ),
     "test": Observation(
-        test_accuracy, lambda stage, problem: 22 * min(TEST_IMAGES, len(problem.test) if problem.test else 0),
-        f"natural and PGD20 accuracy on the first {TEST_IMAGES} test images", test=True,
+        test_accuracy,
+        lambda stage, problem: 22 * min(TEST_IMAGES, len(problem.test) if problem.test else 0),
+        f"natural and PGD20 accuracy on the first {TEST_IMAGES} test images",
+        test=True,
     ),
-}  # fmt: skip
+}
 
 
 def observed_epochs(epochs: int, looks: int) -> set[int]:
     """Return so many epochs of a stage, evenly spaced from the first to the last; for one look the last, for none none."""
     if looks < 2:
         return {epochs} if looks else set()
-    return {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))} if epochs > 1 else {1}
+    return (
+        {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))}
+        if epochs > 1
+        else {1}
+    )
 
 
-def planned_epochs(names: Sequence[str], stage: Stage, problem: Problem, device: torch.device) -> dict[str, set[int]]:
+def planned_epochs(
+    names: Sequence[str], stage: Stage, problem: Problem, device: torch.device
+) -> dict[str, set[int]]:
     """Return the epochs that each is looked at by default: as many as keep all together to their share of the passes."""
-    room = SHARE / len(names) * len(problem.train) * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    room = (
+        SHARE
+        / len(names)
+        * len(problem.train)
+        * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    )
     room /= ON_GPU if device.type == "cuda" else 1
-    return {name: observed_epochs(stage.epochs, int(room // max(1, OBSERVATIONS[name].passes(stage, problem)))) for name in names}
+    return {
+        name: observed_epochs(stage.epochs, int(room // max(1, OBSERVATIONS[name].passes(stage, problem))))
+        for name in names
+    }
 
 
 def attach_observers(
@@ -189,10 +242,16 @@ def attach_observers(
     if not names:
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / layout.ANALYSIS
-    plan = {name: {*range(1, stage.epochs, every), stage.epochs} for name in names} if every else planned_epochs(names, stage, problem, data.device)
+    plan = (
+        {name: {*range(1, stage.epochs, every), stage.epochs} for name in names}
+        if every
+        else planned_epochs(names, stage, problem, data.device)
+    )
     for name in (name for name, epochs in plan.items() if not epochs):
         share = "one look takes more than its share of what onlookers may cost"
-        notify(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway")
+        notify(
+            f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway"
+        )
     noting = NormRecorder.of(learner, inner) if "gradients" in names else None
     known: dict[str, tuple[object, Work]] = {}
 
@@ -207,9 +266,17 @@ def attach_observers(
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase
         seen = ObserverContext(
-            snapshot.model, snapshot.memory, phase, stage, data, problem, run.recipe.threat, seed_of(run, number), noting.means() if noting else (),
+            snapshot.model,
+            snapshot.memory,
+            phase,
+            stage,
+            data,
+            problem,
+            run.recipe.threat,
+            seed_of(run, number),
+            noting.means() if noting else (),
             repeated,
-        )  # fmt: skip
+        )
         values: dict[str, Any] = {}
         for name, epochs in plan.items():
             if phase.epoch in epochs:
@@ -225,7 +292,9 @@ class Observers(Observing):
     """Analyses by their names, recorded after some epochs: `atcl.Observers(["gradients"])`."""
 
     names: tuple[str, ...] = ()
-    every: int | None = None  # epochs between two records; None: so many that all take less than 5% of the time
+    every: int | None = (
+        None  # epochs between two records; None: so many that all take less than 5% of the time
+    )
 
     def check_names(self) -> None:
         for name in self.names:
@@ -238,12 +307,21 @@ class Observers(Observing):
         for name in self.names:
             wanted = OBSERVATIONS[name]
             if wanted.truth and problem.truth is None:
-                raise AtclError(f"to observe {name} takes the true classes of the training images, and there are none: leave it out")
+                raise AtclError(
+                    f"to observe {name} takes the true classes of the training images, and there are none: leave it out"
+                )
             if wanted.test and problem.test is None:
                 raise AtclError(f"to observe {name} takes a test set, and there is none: leave it out")
 
     def attach(
-        self, run: Run, problem: Problem, stage: int, learner: Learner, data: WeakData, engine: Engine, notify: Callable[[str], None]
+        self,
+        run: Run,
+        problem: Problem,
+        stage: int,
+        learner: Learner,
+        data: WeakData,
+        engine: Engine,
+        notify: Callable[[str], None],
     ) -> tuple[Engine, list[Observer]]:
         return attach_observers(self.names, run, problem, stage, learner, data, engine, self.every, notify)
 
@@ -265,10 +343,16 @@ class NormRecorder(Engine):
     def of(learner: Learner, inner: Engine) -> "NormRecorder":
         """Return the engine for a learner."""
         layers = first_and_last(learner.model)
-        parameters = {name: parameter for name, parameter in learner.model.named_parameters() if name in {*layers[0], *layers[1]}}
+        parameters = {
+            name: parameter
+            for name, parameter in learner.model.named_parameters()
+            if name in {*layers[0], *layers[1]}
+        }
         note = lambda: layer_norms({name: parameter.grad for name, parameter in parameters.items()}, layers)  # noqa: E731
         totals = torch.zeros(3, device=learner.memory.device)
-        return NormRecorder(inner.name, inner.compiles, inner.records, inner.notify, inner.failures, inner, totals, note)
+        return NormRecorder(
+            inner.name, inner.compiles, inner.records, inner.notify, inner.failures, inner, totals, note
+        )
 
     def whole(self, step: Step, rng: Generator) -> Step:
         def noting(index: Tensor, steps: int, remember: bool) -> Tensor:
@@ -299,4 +383,11 @@ def _parts(one: Targets | Quality) -> dict[str, Any]:
 
 
 def _metrics(one: Quality) -> dict[str, Tensor]:
-    return {"cosine": one.cosine, "l1": one.l1, "natural": one.natural, "attacked": one.attacked, "drop": one.drop, "lowered": one.lowered.float()}
+    return {
+        "cosine": one.cosine,
+        "l1": one.l1,
+        "natural": one.natural,
+        "attacked": one.attacked,
+        "drop": one.drop,
+        "lowered": one.lowered.float(),
+    }

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-Start = Callable[[Tensor, "Tensor | float", "Norm", Generator], Tensor]  # x, epsilon, norm, rng -> where the ascent begins
+Start = Callable[
+    [Tensor, "Tensor | float", "Norm", Generator], Tensor
+]  # x, epsilon, norm, rng -> where the ascent begins
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ NORMS: dict[str, Norm] = {
 
 STARTS: dict[str, Start] = {
     "uniform": lambda x, epsilon, norm, rng: x + norm.sample(x, epsilon, rng),
-    "gaussian": lambda x, epsilon, norm, rng: x + 0.001 * torch.randn(x.shape, generator=rng, device=x.device),  # TRADES
+    "gaussian": lambda x, epsilon, norm, rng: (
+        x + 0.001 * torch.randn(x.shape, generator=rng, device=x.device)
+    ),  # TRADES
     "natural": lambda x, epsilon, norm, rng: x,
 }

@@ -18,7 +18,9 @@ from atcl.core.modules import evaluating
 AttackLoss = Callable[[Tensor], Tensor]  # logits (n, K) -> scalar
 
 
-AttackStep = Callable[[Module, Tensor, Tensor, AttackLoss, "Tensor | float", "Tensor | float", "Norm"], Tensor]
+AttackStep = Callable[
+    [Module, Tensor, Tensor, AttackLoss, "Tensor | float", "Tensor | float", "Norm"], Tensor
+]
 
 
 def pgd(
@@ -36,7 +38,9 @@ def pgd(
 ) -> Tensor:
     """Return adversarial images: `steps` ascents of `climb(model(adv))`, inside the ball around `x` and [0, 1]."""
     if steps < 0 or not x.is_floating_point():
-        raise AtclError(f"an attack takes at least 0 steps on images of floats in [0, 1] (steps {steps}, images {x.dtype})")
+        raise AtclError(
+            f"an attack takes at least 0 steps on images of floats in [0, 1] (steps {steps}, images {x.dtype})"
+        )
     geometry = pick(NORMS, norm, "norm")
     begin = pick(STARTS, start, "start") if isinstance(start, str) else start
 
@@ -47,9 +51,19 @@ def pgd(
     return adv
 
 
-def pgd_step(model: Module, x: Tensor, adv: Tensor, attack_loss: AttackLoss, epsilon: Tensor | float, step_size: Tensor | float, geometry: "Norm") -> Tensor:
+def pgd_step(
+    model: Module,
+    x: Tensor,
+    adv: Tensor,
+    attack_loss: AttackLoss,
+    epsilon: Tensor | float,
+    step_size: Tensor | float,
+    geometry: "Norm",
+) -> Tensor:
     """Return the images after one step up the gradient of `climb(model(adv))`, back inside the ball around `x` and [0, 1]."""
-    if torch.compiler.is_compiling():  # the compiler follows this form of a gradient alone; models of others may not
+    if (
+        torch.compiler.is_compiling()
+    ):  # the compiler follows this form of a gradient alone; models of others may not
         gradient = torch.func.grad(lambda at: attack_loss(model(at)))(adv)
     else:
         with torch.enable_grad():

@@ -26,12 +26,21 @@ class Budget:
     """uniform in the ball, gaussian (TRADES) or natural"""
 
     def __post_init__(self) -> None:
-        if not (self.epsilon >= 0 and self.step_size >= 0 and math.isfinite(self.epsilon) and math.isfinite(self.step_size)):
-            raise AtclError(f"epsilon and step_size must be numbers of at least 0 (epsilon {self.epsilon}, step_size {self.step_size})")
+        if not (
+            self.epsilon >= 0
+            and self.step_size >= 0
+            and math.isfinite(self.epsilon)
+            and math.isfinite(self.step_size)
+        ):
+            raise AtclError(
+                f"epsilon and step_size must be numbers of at least 0 (epsilon {self.epsilon}, step_size {self.step_size})"
+            )
         if self.steps < 0:
             raise AtclError(f"an attack takes at least 0 steps, not {self.steps}")
         if self.epsilon > 0 and self.steps == 0:
-            raise AtclError(f"epsilon is {self.epsilon} but the attack takes 0 steps: give steps, or epsilon 0 for natural training")
+            raise AtclError(
+                f"epsilon is {self.epsilon} but the attack takes 0 steps: give steps, or epsilon 0 for natural training"
+            )
         if self.steps > 0 and self.step_size == 0:
             raise AtclError(f"the attack takes {self.steps} steps of length 0: give a step_size")
         pick(NORMS, self.norm, "norm")
@@ -63,5 +72,7 @@ class Threat:
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon < math.inf and 0 < self.step_size < math.inf):
-            raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})")
+            raise AtclError(
+                f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})"
+            )
         pick(NORMS, self.norm, "norm")

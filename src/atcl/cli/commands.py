@@ -38,7 +38,19 @@ from atcl.runs.start import repeatable_form, train_together
 DEFAULT = "digits/warmup-pla"
 
 Listable = Literal[
-    "recipes", "losses", "datasets", "models", "labels", "attacks", "rules", "exports", "engines", "experiments", "weights", "observations", "figures"
+    "recipes",
+    "losses",
+    "datasets",
+    "models",
+    "labels",
+    "attacks",
+    "rules",
+    "exports",
+    "engines",
+    "experiments",
+    "weights",
+    "observations",
+    "figures",
 ]
 
 
@@ -79,7 +91,12 @@ class Train:
     """end with report.html in the folder of the run; --no-report leaves it out"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        own = self.images is not None or self.labels is not None or bool(self.classes) or self.recipe.startswith(f"{OWN}/")
+        own = (
+            self.images is not None
+            or self.labels is not None
+            or bool(self.classes)
+            or self.recipe.startswith(f"{OWN}/")
+        )
         wanted = _wanted(self.recipe, overrides, "train", own)
         if own and wanted.dataset != OWN:
             raise AtclError(f"--images gives the data: leave out --dataset {wanted.dataset}")
@@ -93,9 +110,17 @@ class Train:
         outs = [parent / f"seed-{seed}" if self.out is None or self.seeds else self.out for seed in seeds]
         if self.tensorboard:
             boards.check_installed()
-        pictures = [f"{len(problem.train)} pictures, classes {', '.join(problem.names or ())}"] if problem else []
-        opening = [*pictures, *(f"{name}, seed {seed}, to {out}" for seed, out in zip(seeds, outs, strict=True))]
-        specs = [RunSpec.of(wanted, name=name, seed=seed, out=out, problem=problem) for seed, out in zip(seeds, outs, strict=True)]
+        pictures = (
+            [f"{len(problem.train)} pictures, classes {', '.join(problem.names or ())}"] if problem else []
+        )
+        opening = [
+            *pictures,
+            *(f"{name}, seed {seed}, to {out}" for seed, out in zip(seeds, outs, strict=True)),
+        ]
+        specs = [
+            RunSpec.of(wanted, name=name, seed=seed, out=out, problem=problem)
+            for seed, out in zip(seeds, outs, strict=True)
+        ]
         observing = Observers(tuple(self.observe), self.observe_every)
         execution = Execution(self.device, self.data_dir, self.engine, self.deterministic, observing)
         trained = _train(console, specs, execution, self.tensorboard, opening)
@@ -104,11 +129,15 @@ class Train:
         if self.report:
             after_training(console, trained, parent, self.device, self.data_dir)
         for done in trained:
-            console.print(f"recipe, journal, model and result lie in {done.folder}", highlight=False, markup=False)
+            console.print(
+                f"recipe, journal, model and result lie in {done.folder}", highlight=False, markup=False
+            )
 
     def _problem(self, shape: tuple[int, int, int]) -> Problem:
         if self.images is None or self.labels is None:
-            raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and not")
+            raise AtclError(
+                "pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and not"
+            )
         found = read_folder(self.images, self.labels, shape, self.classes or None)
         return Problem(found.data, names=found.names)
 
@@ -145,16 +174,27 @@ class Evaluate:
         test = None
         if self.images is not None or self.labels is not None:
             if self.images is None or self.labels is None:
-                raise AtclError("pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class")
+                raise AtclError(
+                    "pictures of your own take two options: --images FOLDER and --labels FILE.csv, which has the columns file and class"
+                )
             test = read_truth(self.images, self.labels, done.shape, done.class_names)
         try:
             with EvaluationProgress(Console(stderr=True)) as judging:
                 measured = done.evaluate(
-                    self.attacks, device=self.device, test=test, seed=self.seed, batch_size=self.batch_size, data_dir=self.data_dir,
-                    checks=self.checks, strict_fp32=self.strict_fp32, watch=judging,
-                )  # fmt: skip
+                    self.attacks,
+                    device=self.device,
+                    test=test,
+                    seed=self.seed,
+                    batch_size=self.batch_size,
+                    data_dir=self.data_dir,
+                    checks=self.checks,
+                    strict_fp32=self.strict_fp32,
+                    watch=judging,
+                )
         except torch.OutOfMemoryError:
-            raise AtclError("the GPU's memory does not hold so many images at a time: give a smaller --batch-size; what is done is kept") from None
+            raise AtclError(
+                "the GPU's memory does not hold so many images at a time: give a smaller --batch-size; what is done is kept"
+            ) from None
         found = {"metrics": {name: asdict(one) for name, one in measured.items()}} if test else done.result
         if self.json:
             print(json.dumps(found, indent=2))
@@ -163,9 +203,15 @@ class Evaluate:
         console.print(caption(done.result), highlight=False, markup=False)
         console.print(metrics_table(found, list(dict.fromkeys([*self.attacks, WORST]))))
         for flag in [] if test else done.result["flags"] or []:
-            console.print(f"{flag['name']}: {flag['says']} (docs/masking.md)", highlight=False, soft_wrap=True)
+            console.print(
+                f"{flag['name']}: {flag['says']} (docs/masking.md)", highlight=False, soft_wrap=True
+            )
         console.print(
-            "measured on your pictures; nothing is kept" if test else f"kept in {done.folder / 'result.json'}", highlight=False, markup=False
+            "measured on your pictures; nothing is kept"
+            if test
+            else f"kept in {done.folder / 'result.json'}",
+            highlight=False,
+            markup=False,
         )
         self._report(console, done)
 
@@ -196,9 +242,22 @@ class Predict:
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         done = open_run(self.run_folder)
         if self.out is not None and (self.out.is_dir() or not self.out.parent.is_dir()):
-            raise AtclError(f"{self.out} cannot be written: {'it is a folder' if self.out.is_dir() else f'{self.out.parent} is no folder'}")
-        found = predict(done, self.images, attack=self.attack, device=self.device, seed=self.seed, batch_size=self.batch_size)
-        text = predictions_as_json(found) if self.json or (self.out and self.out.suffix == ".json") else predictions_as_csv(found)
+            raise AtclError(
+                f"{self.out} cannot be written: {'it is a folder' if self.out.is_dir() else f'{self.out.parent} is no folder'}"
+            )
+        found = predict(
+            done,
+            self.images,
+            attack=self.attack,
+            device=self.device,
+            seed=self.seed,
+            batch_size=self.batch_size,
+        )
+        text = (
+            predictions_as_json(found)
+            if self.json or (self.out and self.out.suffix == ".json")
+            else predictions_as_csv(found)
+        )
         if self.out is None:
             print(text, end="")
             return
@@ -225,13 +284,20 @@ class Export:
         done = open_run(self.run_folder)
         path = self.out or done.folder / f"exported.{self.format}"
         if path.suffix[1:] in EXPORTS and path.suffix[1:] != self.format:
-            raise AtclError(f"{path} would hold {self.format}: give --format {path.suffix[1:]}, or another name")
+            raise AtclError(
+                f"{path} would hold {self.format}: give --format {path.suffix[1:]}, or another name"
+            )
         if path.parent.resolve() == done.folder.resolve() and path.name in layout.FILES:
             raise AtclError(f"{path} is the run's own: choose another name")
         made = export(done.model(), done.shape, done.class_names, path, self.format, kind=done.recipe.model)
         shape = ", ".join(map(str, done.shape))
-        console.print(f"takes floats in [0, 1] of shape (n, {shape}), returns {done.classes} logits for each image", highlight=False)
-        console.print(f"read back and compared: the same classes, logits within {made.difference:.1e}", highlight=False)
+        console.print(
+            f"takes floats in [0, 1] of shape (n, {shape}), returns {done.classes} logits for each image",
+            highlight=False,
+        )
+        console.print(
+            f"read back and compared: the same classes, logits within {made.difference:.1e}", highlight=False
+        )
         console.print(f"{made.bytes:,} bytes lie in {made.path}", highlight=False, markup=False)
 
 
@@ -267,19 +333,37 @@ class Show:
 Command = Train | Evaluate | Predict | Export | List | Show | Reproduce | Observe | Figure | Report
 
 COMMANDS: dict[str, type[Command]] = {
-    "train": Train, "evaluate": Evaluate, "predict": Predict, "export": Export, "list": List, "show": Show, "reproduce": Reproduce,
-    "observe": Observe, "figure": Figure, "report": Report,
-}  # fmt: skip
+    "train": Train,
+    "evaluate": Evaluate,
+    "predict": Predict,
+    "export": Export,
+    "list": List,
+    "show": Show,
+    "reproduce": Reproduce,
+    "observe": Observe,
+    "figure": Figure,
+    "report": Report,
+}
 
 TAKES_OVERRIDES = (Train, Show)
 
 
 def _wanted(name: str, overrides: Sequence[str], command: str, own: bool = False) -> Recipe:
     plain = on_own_data(recipe(name)) if own else recipe(name)
-    return overridden(plain, overrides, f"atcl {command} {name}", option_names(COMMANDS[command])) if overrides else plain
+    return (
+        overridden(plain, overrides, f"atcl {command} {name}", option_names(COMMANDS[command]))
+        if overrides
+        else plain
+    )
 
 
-def _train(console: Console, specs: Sequence[RunSpec], execution: Execution, tensorboard: bool, opening: Sequence[str]) -> list[Run]:
+def _train(
+    console: Console,
+    specs: Sequence[RunSpec],
+    execution: Execution,
+    tensorboard: bool,
+    opening: Sequence[str],
+) -> list[Run]:
     with progress_bars(console, [f"seed {spec.seed}" for spec in specs], opening) as shown:
         logged = [boards.TensorBoardLogger(live) for live in shown] if tensorboard else []
         trained = train_together(specs, execution, logged or shown)
@@ -294,8 +378,16 @@ def _tell(console: Console, done: Run, attacks: Sequence[str]) -> None:
     if done.result["metrics"]:
         console.print(metrics_table(done.result, attacks))
         if done.result["flags"] is None:
-            console.print(f"`atcl evaluate {done.folder}` looks for signs of false robustness", highlight=False, soft_wrap=True, markup=False)
+            console.print(
+                f"`atcl evaluate {done.folder}` looks for signs of false robustness",
+                highlight=False,
+                soft_wrap=True,
+                markup=False,
+            )
     if done.result.get("held"):
         images = done.result["held"]["robust"]["images"]
-        console.print(f"estimated from the complementary labels of {images} held-out images, without truth:", highlight=False)
+        console.print(
+            f"estimated from the complementary labels of {images} held-out images, without truth:",
+            highlight=False,
+        )
         console.print(held_table(done.result["held"]))

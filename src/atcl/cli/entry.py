@@ -52,5 +52,15 @@ def _recipe_first(words: Sequence[str]) -> list[str]:
 
 
 def _overview() -> str:
-    lines = [f"  atcl {name:10} {str(kind.__doc__).split('. ')[0].rstrip('.')}" for name, kind in COMMANDS.items()]
-    return "\n".join(["Robust image classifiers from complementary labels alone.", "", *lines, "", "`atcl COMMAND --help` tells the rest."])
+    lines = [
+        f"  atcl {name:10} {str(kind.__doc__).split('. ')[0].rstrip('.')}" for name, kind in COMMANDS.items()
+    ]
+    return "\n".join(
+        [
+            "Robust image classifiers from complementary labels alone.",
+            "",
+            *lines,
+            "",
+            "`atcl COMMAND --help` tells the rest.",
+        ]
+    )

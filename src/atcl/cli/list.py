@@ -31,7 +31,11 @@ def told(thing: Any) -> str:
 def _dataset(found: Any) -> str:
     if isinstance(found, Source):
         return f"{found.sizes[0]:,} images to train on, {found.sizes[1]:,} to test, {found.classes} classes"
-    return f"a release with labels of people or models, {found.classes} classes" if isinstance(found, Release) else told(found)
+    return (
+        f"a release with labels of people or models, {found.classes} classes"
+        if isinstance(found, Release)
+        else told(found)
+    )
 
 
 LISTED: dict[str, Mapping[str, str]] = {
@@ -43,7 +47,10 @@ LISTED: dict[str, Mapping[str, str]] = {
     "attacks": {name: attack.about for name, attack in ATTACKS.items()},
     "rules": {name: rule.about if rule else "no choice: the last epoch" for name, rule in RULES.items()},
     "exports": {name: format.about for name, format in EXPORTS.items()},
-    "engines": {AUTO: "the one that pays, by device and size of the job", **{name: about for name, (_, _, about) in ENGINES.items()}},
+    "engines": {
+        AUTO: "the one that pays, by device and size of the job",
+        **{name: about for name, (_, _, about) in ENGINES.items()},
+    },
     "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
     "weights": {name: card_line(card) for name, card in cards().items()},
     "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},

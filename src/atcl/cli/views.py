@@ -16,11 +16,21 @@ def metrics_table(result: dict[str, Any], names: Sequence[str]) -> Table:
     """Return the accuracies of a result as a table."""
     table = Table()
     for title in ("attack", "accuracy", "images", "seconds", "signs of false robustness"):
-        table.add_column(title, justify="left" if title in ("attack", "signs of false robustness") else "right")
+        table.add_column(
+            title, justify="left" if title in ("attack", "signs of false robustness") else "right"
+        )
     for name in names:
         if one := result["metrics"].get(name):
-            flags = "" if name == "natural" else "not looked for" if one["flags"] is None else ", ".join(one["flags"]) or "none"
-            table.add_row(heading(name), f"{one['accuracy']:.2f}%", str(one["images"]), f"{one['seconds']:.1f}", flags)
+            flags = (
+                ""
+                if name == "natural"
+                else "not looked for"
+                if one["flags"] is None
+                else ", ".join(one["flags"]) or "none"
+            )
+            table.add_row(
+                heading(name), f"{one['accuracy']:.2f}%", str(one["images"]), f"{one['seconds']:.1f}", flags
+            )
     return table
 
 
@@ -35,7 +45,9 @@ def held_table(held: dict[str, dict[str, Any]]) -> Table:
         ("predictions inside the candidates", "inside_natural", "inside_attacked"),
     ):
         cells = [held.get(score) for score in (natural, attacked)]
-        table.add_row(title, *(f"{100 * one['mean']:.1f} ± {100 * one['error']:.1f}%" if one else "" for one in cells))
+        table.add_row(
+            title, *(f"{100 * one['mean']:.1f} ± {100 * one['error']:.1f}%" if one else "" for one in cells)
+        )
     return table
 
 
@@ -45,8 +57,16 @@ def caption(result: dict[str, Any]) -> str:
     rule = RULES.get(chosen["rule"])
     epoch = rule.about if rule else "the last"
     stages = result["recipe"]["stages"]
-    changed = "" if result["name"] in RECIPES and digest(recipe(result["name"])) == result["digest"] else " with changed settings"
-    teacher = ", its teacher chosen on the test set" if any(stage["teacher"].startswith("test_") for stage in stages) else ""
+    changed = (
+        ""
+        if result["name"] in RECIPES and digest(recipe(result["name"])) == result["digest"]
+        else " with changed settings"
+    )
+    teacher = (
+        ", its teacher chosen on the test set"
+        if any(stage["teacher"].startswith("test_") for stage in stages)
+        else ""
+    )
     where = f"stage {chosen['stage'] + 1} " if len(stages) > 1 else ""
     return (
         f"{result['name']}{changed}, seed {result['seed']}, {threat['norm']} epsilon {threat['epsilon']:.3g}, "

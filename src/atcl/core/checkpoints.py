@@ -62,7 +62,9 @@ class Writer:
         except Exception as error:
             if ending is None:
                 raise
-            ending.add_note(f"its last checkpoint was not written: {error}")  # what ended the run stays the error that is raised
+            ending.add_note(
+                f"its last checkpoint was not written: {error}"
+            )  # what ended the run stays the error that is raised
         finally:
             self.pool.shutdown()
 
@@ -87,7 +89,9 @@ def stored(folder: Path) -> list[Path]:
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
-    return safetensors.torch.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return safetensors.torch.save(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    )
 
 
 def from_bytes(content: bytes, path: Path) -> dict[str, Tensor]:

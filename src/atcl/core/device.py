@@ -30,7 +30,9 @@ def resolve(device: str) -> torch.device:
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise AtclError(f"there is no device {device!r}: the GPUs are cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+        raise AtclError(
+            f"there is no device {device!r}: the GPUs are cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     return resolved
 
 
@@ -45,7 +47,10 @@ def repeatable(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    enabled, softly = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    enabled, softly = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     chosen, workspace = torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
     torch.use_deterministic_algorithms(True)
@@ -83,8 +88,13 @@ def hardware(device: torch.device) -> dict[str, Any]:
     """Return what an accuracy depends on beside the model: PyTorch's version, the device and its precision."""
     return {
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "precision": {"matmul": torch.get_float32_matmul_precision(), "convolution_tf32": torch.backends.cudnn.allow_tf32},
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "precision": {
+            "matmul": torch.get_float32_matmul_precision(),
+            "convolution_tf32": torch.backends.cudnn.allow_tf32,
+        },
     }
 
 
@@ -94,8 +104,13 @@ def _commit() -> str | None:
     try:
         ours, described = (
             subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10)
-            for words in (["ls-files", "--error-unmatch", Path(__file__).name], ["describe", "--always", "--dirty"])
+            for words in (
+                ["ls-files", "--error-unmatch", Path(__file__).name],
+                ["describe", "--always", "--dirty"],
+            )
         )
-        return described.stdout.strip() if ours.returncode == 0 else None  # the package may be installed inside another checkout
+        return (
+            described.stdout.strip() if ours.returncode == 0 else None
+        )  # the package may be installed inside another checkout
     except (OSError, subprocess.SubprocessError):
         return None

@@ -29,7 +29,9 @@ def _cut(text: str, most: int) -> str:
 
 
 def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return (
+        text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    )
 
 
 def pick(registry: Mapping[str, _T], name: str, kind: str) -> _T:
@@ -39,7 +41,9 @@ def pick(registry: Mapping[str, _T], name: str, kind: str) -> _T:
     if name in registry:
         return registry[name]
     listed = {"loss": "losses"}.get(kind, f"{kind}s")
-    raise AtclError(f"unknown {kind} {name!r}{nearest(name, registry, f'; `atcl list {listed}` tells the names')}")
+    raise AtclError(
+        f"unknown {kind} {name!r}{nearest(name, registry, f'; `atcl list {listed}` tells the names')}"
+    )
 
 
 def nearest(name: str, names: Iterable[str], otherwise: str = "") -> str:

@@ -76,7 +76,9 @@ def check_writable(folder: Path, advice: str) -> None:
 
 def _nearest(folder: Path) -> Path:
     """Return the folder, or the nearest above it that can be seen."""
-    return next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))  # Path.exists raises where a folder is closed
+    return next(
+        path for path in (folder, *folder.absolute().parents) if os.path.exists(path)
+    )  # Path.exists raises where a folder is closed
 
 
 def _obstacle(there: Path) -> str:
@@ -103,7 +105,9 @@ def sole_writer(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 lock.seek(0)
                 who = f" ({words})" if (words := lock.read().strip()) else ""
-                raise Held(f"another process{who} is writing to {folder}: wait for it, or choose another folder") from None
+                raise Held(
+                    f"another process{who} is writing to {folder}: wait for it, or choose another folder"
+                ) from None
             lock.truncate(0)
             lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
             lock.flush()
@@ -111,7 +115,9 @@ def sole_writer(folder: Path) -> Iterator[None]:
     except BrokenPipeError:  # of the terminal, not of the folder
         raise
     except OSError as error:
-        raise AtclError(f"cannot write to {error.filename or folder}: {error.strerror}; make room or choose another --out") from error
+        raise AtclError(
+            f"cannot write to {error.filename or folder}: {error.strerror}; make room or choose another --out"
+        ) from error
 
 
 def _hold(lock: IO[str]) -> None:

@@ -12,7 +12,9 @@ from torch.nn import Module
 from atcl.core.errors import AtclError
 
 PrecisionName = Literal["fp32", "tf32", "bf16"]
-Lower = Literal["fp16"]  # only of a copy that judges look at: it has the digits of tf32, but a range too narrow for gradients as they come
+Lower = Literal[
+    "fp16"
+]  # only of a copy that judges look at: it has the digits of tf32, but a range too narrow for gradients as they come
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ class CsvColumn:
         names = [name.strip() for name in cell.split(self.separator)] if self.separator else [cell]
         if not all(names):
             what = f"{cell!r} has an empty name" if cell else f"the column {self.name!r} is empty"
-            raise AtclError(f"{what}: name a class{f', or several as a{self.separator}b' if self.separator else ''}")
+            raise AtclError(
+                f"{what}: name a class{f', or several as a{self.separator}b' if self.separator else ''}"
+            )
         return names
 
 
@@ -63,11 +65,17 @@ class FolderData:
     files: tuple[str, ...]  # of the pictures, in their order, relative to the folder
 
 
-def read_folder(images: Path | str, labels: Path | str, shape: Shape, classes: Sequence[str] | None = None) -> FolderData:
+def read_folder(
+    images: Path | str, labels: Path | str, shape: Shape, classes: Sequence[str] | None = None
+) -> FolderData:
     """Read pictures and the classes that the column `not` rules out; without `classes` they are all names in that column, sorted."""
     table = read_table(Path(images), Path(labels), shape, NOT, classes)
     candidates = rule_out(len(table.files), len(table.names), table.marked)
-    never = [name for name, ruled_out in zip(table.names, (~candidates).any(0).tolist(), strict=True) if not ruled_out]
+    never = [
+        name
+        for name, ruled_out in zip(table.names, (~candidates).any(0).tolist(), strict=True)
+        if not ruled_out
+    ]
     if never:
         raise AtclError(
             f"{labels}: no picture is said not to be {never[0]!r}, so a model that always answers {never[0]!r} would contradict nothing: "
@@ -76,7 +84,9 @@ def read_folder(images: Path | str, labels: Path | str, shape: Shape, classes: S
     return FolderData(WeakData(table.x, candidates), table.names, table.files)
 
 
-def read_table(images: Path, labels: Path, shape: Shape, column: CsvColumn, classes: Sequence[str] | None) -> Table:
+def read_table(
+    images: Path, labels: Path, shape: Shape, column: CsvColumn, classes: Sequence[str] | None
+) -> Table:
     """Read the pictures that a CSV file lists in the column `file`, with the classes in another; refuse it with all its problems."""
     if classes is not None:
         _check_classes(classes)
@@ -85,7 +95,12 @@ def read_table(images: Path, labels: Path, shape: Shape, column: CsvColumn, clas
     rows, problems = _rows(labels, column)
     names = tuple(sorted({name for row in rows for name in row.names}) if classes is None else classes)
     if len(names) == 1:
-        problems.append((0, f"{names[0]!r} is the only class in the column {column.name!r}: name all classes, at least two"))
+        problems.append(
+            (
+                0,
+                f"{names[0]!r} is the only class in the column {column.name!r}: name all classes, at least two",
+            )
+        )
     kept, contradictions = _distinct(rows, column)
     x, unreadable = read_pictures([images / row.file for row in kept], shape)
     problems += [*contradictions, *((kept[position].line, text) for position, text in unreadable.items())]
@@ -121,7 +136,9 @@ def _check_line(line: str, fields: int, columns: int) -> None:
         raise AtclError("a quotation mark is not closed")
     if fields != columns:
         count = f"{fields} field{'s' if fields > 1 else ''}"
-        raise AtclError(f"there are {columns} columns, but {count}: put quotation marks around a field with a comma")
+        raise AtclError(
+            f"there are {columns} columns, but {count}: put quotation marks around a field with a comma"
+        )
 
 
 def _inside(file: str) -> str:
@@ -165,7 +182,9 @@ def _told(path: Path, problems: Problems) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8-sig")  # with or without a byte order mark; line ends of any system become \n
+        text = path.read_text(
+            encoding="utf-8-sig"
+        )  # with or without a byte order mark; line ends of any system become \n
     except UnicodeDecodeError as error:
         raise AtclError(f"{path} is not UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
     except OSError as error:
@@ -193,7 +212,9 @@ def _place(header: Sequence[str], wanted: str, path: Path) -> int:
 
 
 def _check_classes(classes: Sequence[str]) -> None:
-    if isinstance(classes, str) or not all(isinstance(name, str) and name.strip() == name != "" for name in classes):
+    if isinstance(classes, str) or not all(
+        isinstance(name, str) and name.strip() == name != "" for name in classes
+    ):
         raise AtclError(f"classes are a list of names without blanks around them; got {classes!r}")
     if len(classes) < 2:
         raise AtclError(f"there must be at least two classes; got {', '.join(classes) or 'none'}")

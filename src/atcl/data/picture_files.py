@@ -67,7 +67,11 @@ def find_pictures(paths: Iterable[Path | str]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file() and not _hidden(file, path))
+            inside = sorted(
+                file
+                for file in path.rglob("*")
+                if file.suffix.lower() in SUFFIXES and file.is_file() and not _hidden(file, path)
+            )
             if not inside:
                 raise AtclError(f"{path} holds no pictures: their names end in {', '.join(sorted(SUFFIXES))}")
             found += inside
@@ -99,11 +103,17 @@ def _read(path: Path, shape: Shape) -> Tensor:
     except IsADirectoryError:
         raise AtclError(f"{path} is a folder, not a picture") from None
     except UnidentifiedImageError:
-        raise AtclError(f"{path} is not a picture, or of a format that is not read: save it as PNG or JPEG") from None
+        raise AtclError(
+            f"{path} is not a picture, or of a format that is not read: save it as PNG or JPEG"
+        ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise AtclError(f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller first") from None
+        raise AtclError(
+            f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller first"
+        ) from None
     except Exception as error:  # a damaged or hostile picture can raise anything
-        raise AtclError(f"{path} cannot be read as a picture: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise AtclError(
+            f"{path} cannot be read as a picture: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
     return torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1).contiguous()
 
 
@@ -123,7 +133,9 @@ def _bytes(image: Image.Image) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]
     deep = np.asarray(image)  # (H, W)
     top = 1.0 if image.mode.startswith("F") else 65535.0
     if not ((deep >= 0) & (deep <= top)).all():
-        raise AtclError(f"has pixels from {deep.min():g} to {deep.max():g}, not in [0, {top:g}]: save it with 8 or 16 bits")
+        raise AtclError(
+            f"has pixels from {deep.min():g} to {deep.max():g}, not in [0, {top:g}]: save it with 8 or 16 bits"
+        )
     return np.rint(deep * (255.0 / top)).astype(np.uint8)
 
 

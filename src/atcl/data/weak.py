@@ -28,7 +28,9 @@ class WeakData:
 
     x: Tensor  # (n, C, H, W) uint8, or float in [0, 1]; NumPy arrays are taken too
     candidates: Tensor  # (n, K) bool, the classes not ruled out
-    transition: Tensor | None = None  # (K, K) p(complementary = j | true = i), where it is known; None: uniform
+    transition: Tensor | None = (
+        None  # (K, K) p(complementary = j | true = i), where it is known; None: uniform
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "x", checked_images(self.x))
@@ -37,14 +39,20 @@ class WeakData:
             object.__setattr__(self, "transition", torch.as_tensor(self.transition).float())
         candidates = self.candidates
         if candidates.ndim != 2 or len(self.x) != len(candidates) or candidates.dtype != torch.bool:
-            raise AtclError(f"candidates are ({len(self.x)}, K) of type bool; got {tuple(candidates.shape)} of type {candidates.dtype}")
+            raise AtclError(
+                f"candidates are ({len(self.x)}, K) of type bool; got {tuple(candidates.shape)} of type {candidates.dtype}"
+            )
         if len(self.x) == 0:
             raise AtclError("there is nothing to train on: no image is given")
         remaining = candidates.sum(1)
         if bool((remaining == 0).any()):
-            raise AtclError(f"image {int((remaining == 0).int().argmax())} has every class ruled out: leave at least one candidate")
+            raise AtclError(
+                f"image {int((remaining == 0).int().argmax())} has every class ruled out: leave at least one candidate"
+            )
         if bool((remaining == candidates.shape[1]).any()):
-            raise AtclError(f"image {int((remaining == candidates.shape[1]).int().argmax())} has no class ruled out: it teaches nothing")
+            raise AtclError(
+                f"image {int((remaining == candidates.shape[1]).int().argmax())} has no class ruled out: it teaches nothing"
+            )
         _check_transition(self.transition, candidates)
 
     def __len__(self) -> int:
@@ -109,10 +117,14 @@ def rule_out(n: int, classes: int, complementary: Any) -> Tensor:
     if len(complementary) != n:
         raise AtclError(f"there are {n} images but complementary labels for {len(complementary)}")
     candidates = torch.ones(n, classes, dtype=torch.bool)
-    for row, labels in enumerate(complementary.tolist() if hasattr(complementary, "tolist") else complementary):
+    for row, labels in enumerate(
+        complementary.tolist() if hasattr(complementary, "tolist") else complementary
+    ):
         for label in labels if isinstance(labels, Iterable) and not isinstance(labels, str) else [labels]:
             if isinstance(label, bool) or not (isinstance(label, Integral) and 0 <= int(label) < classes):
-                raise AtclError(f"image {row} has complementary label {label!r}, but the classes are the numbers 0 to {classes - 1}")
+                raise AtclError(
+                    f"image {row} has complementary label {label!r}, but the classes are the numbers 0 to {classes - 1}"
+                )
             candidates[row, int(label)] = False
     return candidates
 
@@ -122,14 +134,18 @@ def from_torch_dataset(dataset: Any, classes: int) -> WeakData:
     # PyTorch's datasets with an index have a length and no iterator; those with an iterator have an index that fails
     if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
         raise AtclError(f"a dataset has a length or can be iterated over; got a {type(dataset).__name__}")
-    items = dataset if hasattr(dataset, "__iter__") else (dataset[position] for position in range(len(dataset)))
+    items = (
+        dataset if hasattr(dataset, "__iter__") else (dataset[position] for position in range(len(dataset)))
+    )
     images: list[Tensor] = []
     complementary: list[Any] = []
     for position, item in enumerate(items):
         try:
             image, labels = _pair(item)
             if images and (image.shape, image.dtype) != (images[0].shape, images[0].dtype):
-                raise AtclError(f"{tuple(image.shape)} {image.dtype}, but image 0 is {tuple(images[0].shape)} {images[0].dtype}: make them alike")
+                raise AtclError(
+                    f"{tuple(image.shape)} {image.dtype}, but image 0 is {tuple(images[0].shape)} {images[0].dtype}: make them alike"
+                )
         except AtclError as error:
             raise AtclError(f"image {position}: {error}") from None
         images.append(image)
@@ -149,9 +165,15 @@ def _check_transition(transition: Tensor | None, candidates: Tensor) -> None:
         return
     classes = candidates.shape[1]
     if transition.shape != (classes, classes) or bool((transition < 0).any()):
-        raise AtclError(f"a transition matrix is ({classes}, {classes}) with no negative entry; got shape {tuple(transition.shape)}")
+        raise AtclError(
+            f"a transition matrix is ({classes}, {classes}) with no negative entry; got shape {tuple(transition.shape)}"
+        )
     if not torch.allclose(transition.sum(1), torch.ones(classes, device=transition.device), atol=1e-4):
-        raise AtclError("each row of a transition matrix sums to 1: row i is the distribution of the complementary label of class i")
+        raise AtclError(
+            "each row of a transition matrix sums to 1: row i is the distribution of the complementary label of class i"
+        )
     impossible = candidates.logical_not().any(0) & (transition.sum(0) == 0)
     if bool(impossible.any()):
-        raise AtclError(f"class {int(impossible.int().argmax())} is a complementary label in the data, but the transition matrix forbids it")
+        raise AtclError(
+            f"class {int(impossible.int().argmax())} is a complementary label in the data, but the transition matrix forbids it"
+        )

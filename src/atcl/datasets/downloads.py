@@ -32,15 +32,21 @@ class Remote:
     def find(self, place: Path) -> Path | None:
         """Return the file in a folder of datasets, packed or unpacked."""
         folder = place / self.under
-        return next((folder / name for name in (self.name, self.unpacked) if name and (folder / name).exists()), None)
+        return next(
+            (folder / name for name in (self.name, self.unpacked) if name and (folder / name).exists()), None
+        )
 
     def verify(self, path: Path) -> None:
         """Refuse a file that is not the official one; an unpacked folder is not judged here."""
         if path.is_dir():
             return
-        found = hashlib.md5(unzipped(path) if self.content else path.read_bytes(), usedforsecurity=False).hexdigest()
+        found = hashlib.md5(
+            unzipped(path) if self.content else path.read_bytes(), usedforsecurity=False
+        ).hexdigest()
         if found != (self.content or self.md5):
-            raise AtclError(f"{path} is not the official file (MD5 digest {found}): remove it to have it downloaded again")
+            raise AtclError(
+                f"{path} is not the official file (MD5 digest {found}): remove it to have it downloaded again"
+            )
 
 
 def download(remote: Remote, place: Path, say: Callable[[str], None], stalled: float = STALLED) -> Path:
@@ -51,7 +57,9 @@ def download(remote: Remote, place: Path, say: Callable[[str], None], stalled: f
     for url in [f"{address}{remote.name}" for address in remote.addresses for _ in range(TRIES)]:
         say(f"downloading {url}")
         try:
-            pooch.retrieve(url, known_hash=f"md5:{remote.md5}", fname=path.name, path=path.parent, downloader=fetch)
+            pooch.retrieve(
+                url, known_hash=f"md5:{remote.md5}", fname=path.name, path=path.parent, downloader=fetch
+            )
             return path
         except Exception as error:  # whatever a server or a network can do
             answers.append(f"{url}: {_short(error)}")

@@ -2,16 +2,22 @@
 
 import csv
 import json
+import math
+from array import array as compact
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, one_line
 from atcl.datasets import readers
 from atcl.datasets.readers import NumpyArray
+
+# A million images with four labels, and where they are packed, more.
+CELLS, CELLS_FOR_BYTE = 4 * 2**20, 4
+EMPTY, EMPTY_FOR_CELL = 2**20, 8  # cells that rows of different lengths may leave empty, and more for each that is given
 
 Reader = Callable[[Path, Sequence[str]], Any]  # a file, and the names under which the table may lie in it
 
@@ -22,17 +28,26 @@ def numbers(path: Path, names: Sequence[str], formats: Mapping[str, Reader]) -> 
     if read is None:
         raise AtclError(f"{path} ends in none of {', '.join(formats)}: store it as one of them")
     if not path.is_file():
-        raise AtclError(f"{path} is not there, or no file: give the path of one, from the folder you are in or from the root")
+        raise AtclError(
+            f"{path} is not there, or no file: give the path of one, from the folder you are in or from the root"
+        )
     try:
-        table = np.asarray(read(path, names))
+        return _checked(read(path, names), path.stat().st_size)
     except AtclError:
         raise
     except Exception as error:  # each format fails in its own ways on a damaged file
-        raise AtclError(f"{path} cannot be read as a table of numbers: {' '.join(str(error).split()) or type(error).__name__}") from None
+        said = one_line(error) or type(error).__name__
+        raise AtclError(f"{path} cannot be read as a table of numbers: {said}") from None
+
+
+def _checked(table: NumpyArray, size: int) -> NumpyArray:
+    """Return a table (n, m) of float64 from a file of so many bytes."""
     table = table[:, None] if table.ndim == 1 else table
     if table.ndim != 2 or table.size == 0 or table.dtype.kind not in "iuf":
-        raise AtclError(f"{path} holds {table.dtype} of shape {table.shape}, where a table of numbers is needed")
-    return table.astype(np.float64)
+        raise ValueError(f"it holds {table.dtype} of shape {table.shape}, where a table of numbers is needed")
+    if table.size > CELLS + CELLS_FOR_BYTE * size:
+        raise ValueError(f"it holds a table of shape {table.shape}, far more than its size")
+    return table.astype(np.float64, copy=False)
 
 
 def _array(path: Path, names: Sequence[str]) -> Any:
@@ -44,16 +59,23 @@ def _json(path: Path, names: Sequence[str]) -> Any:
     return _padded(found[_name(list(found), names)] if isinstance(found, dict) else found)
 
 
-def _text(path: Path, names: Sequence[str]) -> Any:
-    lines = path.read_text().splitlines()
-    rows = list(csv.reader(lines)) if any("," in line for line in lines) else [line.split() for line in lines]
-    if rows and not all(_is_number(cell) for cell in rows[0]):
+def _text(path: Path, names: Sequence[str]) -> NumpyArray:
+    with path.open() as stream:
+        commas = any("," in line for line in stream)
+    with path.open(newline="") as stream:
+        rows = csv.reader(stream) if commas else (line.split() for line in stream)
+        first = next(rows, [])
+        if all(_is_number(cell) for cell in first):
+            return _padded(_numbers(row) for row in chain([first], rows))
         # other columns may hold the truth, so a heading says which are meant
-        chosen = [column for column, title in enumerate(rows[0]) if any(title.strip().startswith(name.rstrip("s")) for name in names)]
+        chosen = [column for column, title in enumerate(first) if any(title.strip().startswith(name.rstrip("s")) for name in names)]
         if not chosen:
             raise ValueError(f"it has a heading, but none of its columns is called {names[0]}")
-        rows = [[row[column] if column < len(row) else "" for column in chosen] for row in rows[1:]]
-    return _padded([[float(cell) if cell.strip() else None for cell in row] for row in rows])
+        return _padded(_numbers([row[column] if column < len(row) else "" for column in chosen]) for row in rows)
+
+
+def _numbers(row: Sequence[str]) -> list[float | None]:
+    return [float(cell) if cell.strip() else None for cell in row]
 
 
 def _release(path: Path, names: Sequence[str]) -> Any:
@@ -62,22 +84,46 @@ def _release(path: Path, names: Sequence[str]) -> Any:
 
 def _name(found: Sequence[str], names: Sequence[str]) -> str:
     """Return which of the names is there, or the only one that is, unless that is known to be the truth."""
-    known = [name for name in names if name in found] or [name for name in found if len(found) == 1 and name != "ord_labels"]
+    known = [name for name in names if name in found] or [
+        name for name in found if len(found) == 1 and name != "ord_labels"
+    ]
     if not known:
-        raise ValueError(f"it holds {', '.join(found) or 'nothing'}, but no {names[0]}")
+        raise ValueError(f"it holds {one_line(', '.join(found[:20]), 100) or 'nothing'}, but no {names[0]}")
     return known[0]
 
 
 def _padded(rows: Any) -> NumpyArray:
     """Return rows of different lengths, or single numbers, as one table, NaN where a row has ended."""
-    cells = [list(row) if isinstance(row, Iterable) and not isinstance(row, str) else [row] for row in rows]
-    table = np.full((len(cells), max(map(len, cells), default=0)), np.nan)
-    for place, row in enumerate(cells):
-        for column, cell in enumerate(row):
-            if cell is not None and (isinstance(cell, bool) or not isinstance(cell, Real)):
-                raise ValueError(f"row {place} has {cell!r}, which is no number")
-            table[place, column] = np.nan if cell is None else float(cell)
+    if isinstance(rows, np.ndarray):
+        return rows
+    if isinstance(rows, str | bytes | dict):
+        raise ValueError(f"it has a {type(rows).__name__} where rows of numbers belong")
+    cells, lengths = compact("d"), compact("q")
+    for place, row in enumerate(rows):
+        before = len(cells)
+        cells.extend(_cell(cell, place) for cell in (row if isinstance(row, list | tuple | np.ndarray) else (row,)))
+        lengths.append(len(cells) - before)
+    width = max(lengths, default=0)
+    if width * len(lengths) > EMPTY + EMPTY_FOR_CELL * len(cells):
+        raise ValueError(f"its rows differ too much in length: {len(lengths)} of them, {len(cells)} cells, one row with {width}")
+    given = np.arange(width) < np.frombuffer(lengths, np.int64)[:, None]
+    table = np.full(given.shape, np.nan)
+    table[given] = np.frombuffer(cells)
     return table
+
+
+def _cell(cell: Any, place: int) -> float:
+    if cell is None:
+        return math.nan
+    if isinstance(cell, bool) or not isinstance(cell, int | float | np.integer | np.floating):
+        raise ValueError(f"row {place} has {_shown(cell)}, which is no number")
+    return float(cell)
+
+
+def _shown(cell: Any) -> str:
+    """Return a cell as a message shows it: one line, of a cell as large as it may be."""
+    plain = isinstance(cell, str | bool | bytes)
+    return one_line(repr(cell[:60] if isinstance(cell, str | bytes) else cell), 60) if plain else f"a {type(cell).__name__}"
 
 
 def _is_number(cell: str) -> bool:

@@ -47,7 +47,9 @@ class Complementary:
 
     def __post_init__(self) -> None:
         if not 0 <= self.wrong <= 1:
-            raise AtclError(f"wrong is the share of images with a wrong label, a number in [0, 1], not {self.wrong}")
+            raise AtclError(
+                f"wrong is the share of images with a wrong label, a number in [0, 1], not {self.wrong}"
+            )
 
     @property
     def single(self) -> bool:
@@ -61,11 +63,15 @@ class Complementary:
     def check(self, classes: int) -> None:
         """Refuse to rule out no class, or the true one with the others."""
         if not 1 <= self.number < classes:
-            raise AtclError(f"{self.number} complementary labels cannot be drawn among {classes} classes: give 1 to {classes - 1}")
+            raise AtclError(
+                f"{self.number} complementary labels cannot be drawn among {classes} classes: give 1 to {classes - 1}"
+            )
 
     def shares(self, classes: int) -> Tensor:
         """Return (K, K): p(class j is ruled out | true class i)."""
-        return (self.number - self.wrong) * uniform_transition(classes).double() + self.wrong * torch.eye(classes, dtype=torch.float64)
+        return (self.number - self.wrong) * uniform_transition(classes).double() + self.wrong * torch.eye(
+            classes, dtype=torch.float64
+        )
 
     def declared(self, classes: int) -> Tensor | None:
         """Return the transition matrix that training is told: none, which stands for uniform without noise."""
@@ -140,7 +146,9 @@ class FromFile:
 
     def __post_init__(self) -> None:
         if self.rounds < 0:
-            raise AtclError(f"rounds counts the labels used of each image, and 0 means all: {self.rounds} means nothing")
+            raise AtclError(
+                f"rounds counts the labels used of each image, and 0 means all: {self.rounds} means nothing"
+            )
 
     @property
     def single(self) -> bool:
@@ -149,17 +157,25 @@ class FromFile:
 
     def read(self, n: int, classes: int) -> Tensor:
         """Return candidates (n, K), or say which labels do not fit the images and classes."""
-        table = torch.from_numpy(numbers(Path(self.path).expanduser(), ("cl_labels", "com_labels"), LABEL_FORMATS))  # (n, rounds), NaN: none given
+        table = torch.from_numpy(
+            numbers(Path(self.path).expanduser(), ("cl_labels", "com_labels"), LABEL_FORMATS)
+        )  # (n, rounds), NaN: none given
         if len(table) != n:
-            raise AtclError(f"{self.path} has labels for {len(table)} images, but there are {n}: the rows are the images, in their order")
+            raise AtclError(
+                f"{self.path} has labels for {len(table)} images, but there are {n}: the rows are the images, in their order"
+            )
         if self.rounds > table.shape[1]:
-            raise AtclError(f"{self.path} has {table.shape[1]} labels for an image, not {self.rounds}: lower rounds, or give 0 for all")
+            raise AtclError(
+                f"{self.path} has {table.shape[1]} labels for an image, not {self.rounds}: lower rounds, or give 0 for all"
+            )
         table = table[:, : self.rounds] if self.rounds else table
         given = ~table.isnan()
         bad = given & ~((table == table.round()) & (table >= 0) & (table < classes))
         if bool(bad.any()):
             row = int(bad.any(1).int().argmax())
-            raise AtclError(f"{self.path}: image {row} has label {table[row][bad[row]][0]:g}, but the classes are the numbers 0 to {classes - 1}")
+            raise AtclError(
+                f"{self.path}: image {row} has label {table[row][bad[row]][0]:g}, but the classes are the numbers 0 to {classes - 1}"
+            )
         ruled_out = torch.zeros(n, classes + 1, dtype=torch.bool)  # the last column takes what was not given
         ruled_out.scatter_(1, table.nan_to_num(nan=classes).long(), True)
         return self._checked(~ruled_out[:, :classes])
@@ -171,13 +187,17 @@ class FromFile:
             (candidates.shape[1], "no label", "give one, or leave them out with their images"),
         ):
             if bool((found := remaining == number).any()):
-                raise AtclError(f"{self.path}: images with {what}: {int(found.sum())}, the first is number {int(found.int().argmax())}; {remedy}")
+                raise AtclError(
+                    f"{self.path}: images with {what}: {int(found.sum())}, the first is number {int(found.int().argmax())}; {remedy}"
+                )
         return candidates
 
     def check(self, classes: int) -> None:
         """Refuse a file that is not there before anything is trained; its content is checked where it is read."""
         if not Path(self.path).expanduser().is_file():
-            raise AtclError(f"the file of labels {self.path} is not there, or no file: give its path, from the folder you are in or from the root")
+            raise AtclError(
+                f"the file of labels {self.path} is not there, or no file: give its path, from the folder you are in or from the root"
+            )
         self.declared(classes)
 
     def declared(self, classes: int) -> Tensor | None:
@@ -210,7 +230,9 @@ LABELS: dict[str, type[LabelSource]] = {
 def weaken(split: Split, source: LabelSource, seed: int) -> WeakData:
     """Draw training labels for a split, or read them; the truth stays behind."""
     if isinstance(source, Given):
-        raise AtclError("these labels come with images of one's own: give a folder and its labels, or a Problem from Python")
+        raise AtclError(
+            "these labels come with images of one's own: give a folder and its labels, or a Problem from Python"
+        )
     classes = split.truth.classes
     source.check(classes)
     if isinstance(source, FromFile):
@@ -222,7 +244,9 @@ def weaken(split: Split, source: LabelSource, seed: int) -> WeakData:
 def _rule_out_first(true: Tensor, classes: int, number: Tensor, wrong: float, rng: Generator) -> Tensor:
     """Rule out the first `number` classes of a random order in which the true one comes last or, at the rate `wrong`, first."""
     order = torch.rand(len(true), classes, generator=rng)
-    mistaken = torch.rand(len(true), 1, generator=rng) < wrong  # drawn last, so that the rest is the same at any rate
+    mistaken = (
+        torch.rand(len(true), 1, generator=rng) < wrong
+    )  # drawn last, so that the rest is the same at any rate
     order = order.scatter(1, true[:, None], torch.where(mistaken, -1.0, 2.0))
     rank = order.argsort(1).argsort(1)
     return rank >= number[:, None]

@@ -17,7 +17,9 @@ LIBCLL_SEED = 1126  # with it, weak and strong are the matrices that libcll draw
 def thirds(classes: int, seed: int, shares: tuple[float, float, float]) -> Tensor:
     """Deal the wrong classes of each class at random into three groups, each with its share of the labels."""
     if classes < 4:
-        raise AtclError(f"weak and strong deal the wrong classes into three groups: {classes} classes are too few, use 4 or more")
+        raise AtclError(
+            f"weak and strong deal the wrong classes into three groups: {classes} classes are too few, use 4 or more"
+        )
     wrong = classes - 1
     # libcll: ten classes only, three in each group; for others the groups are as equal as can be, the shares of the groups the same
     sizes = [(wrong + 2 - group) // 3 for group in range(3)]
@@ -39,14 +41,20 @@ def from_file(path: Path, classes: int) -> Tensor:
     """Read a transition matrix from a file, or say what is wrong with it."""
     matrix = torch.from_numpy(numbers(path, ("T",), MATRIX_FORMATS))
     if matrix.shape != (classes, classes):
-        raise AtclError(f"{path} holds a {tuple(matrix.shape)} matrix; for {classes} classes it is {(classes, classes)}")
+        raise AtclError(
+            f"{path} holds a {tuple(matrix.shape)} matrix; for {classes} classes it is {(classes, classes)}"
+        )
     bad = ~matrix.ge(0).all(1)
     if bool(bad.any()):
-        raise AtclError(f"row {int(bad.int().argmax())} of {path} has a negative or empty cell: each is a probability")
+        raise AtclError(
+            f"row {int(bad.int().argmax())} of {path} has a negative or empty cell: each is a probability"
+        )
     off = (matrix.sum(1) - 1).abs() > 1e-4
     if bool(off.any()):
         row = int(off.int().argmax())
-        raise AtclError(f"row {row} of {path} sums to {float(matrix[row].sum()):.6g}: it is the distribution of the labels of class {row}, so 1")
+        raise AtclError(
+            f"row {row} of {path} sums to {float(matrix[row].sum()):.6g}: it is the distribution of the labels of class {row}, so 1"
+        )
     return matrix / matrix.sum(1, keepdim=True)
 
 

@@ -49,8 +49,14 @@ class Blank:
 
 def _dtype(arguments: tuple[Any, ...]) -> Kind:
     code = _text(arguments[0]) if arguments else ""
-    if code not in NUMERIC or any(type(flag) not in (bool, int) for flag in arguments[1:]) or len(arguments) > 3:
-        refuse(f"it asks for numpy.dtype({short(repr(code[:60]))}), and arrays of plain numbers alone are read")
+    if (
+        code not in NUMERIC
+        or any(type(flag) not in (bool, int) for flag in arguments[1:])
+        or len(arguments) > 3
+    ):
+        refuse(
+            f"it asks for numpy.dtype({short(repr(code[:60]))}), and arrays of plain numbers alone are read"
+        )
     return Kind(code)
 
 
@@ -59,13 +65,23 @@ def order_of(state: tuple[Any, ...]) -> str:
     # (version, byte order, sub-array, names, fields, item size, alignment, flags)
     if any(type(part) not in (int, str, bytes, type(None)) for part in state):
         refuse("it has a dtype with parts, and arrays of plain numbers alone are read")
-    if len(state) != 8 or state[0] != 3 or state[2:] != (None, None, None, -1, -1, 0) or (order := _text(state[1])) not in ORDERS:
+    if (
+        len(state) != 8
+        or state[0] != 3
+        or state[2:] != (None, None, None, -1, -1, 0)
+        or (order := _text(state[1])) not in ORDERS
+    ):
         refuse("it has a dtype with fields, parts or objects, and arrays of plain numbers alone are read")
     return order
 
 
 def _blank(arguments: tuple[Any, ...]) -> Blank:
-    if len(arguments) != 3 or arguments[0] is not FUNCTIONS["numpy.ndarray"] or type(arguments[1]) is not tuple or _text(arguments[2]) != "b":
+    if (
+        len(arguments) != 3
+        or arguments[0] is not FUNCTIONS["numpy.ndarray"]
+        or type(arguments[1]) is not tuple
+        or _text(arguments[2]) != "b"
+    ):
         refuse("it makes an array in an unknown way")
     return Blank()
 
@@ -92,7 +108,11 @@ def _from_buffer(arguments: tuple[Any, ...]) -> Array:
 
 
 def _transposed(array: Array, axes: Any) -> Array:
-    if type(axes) is not tuple or any(type(axis) is not int for axis in axes) or sorted(axes) != list(range(array.ndim)):
+    if (
+        type(axes) is not tuple
+        or any(type(axis) is not int for axis in axes)
+        or sorted(axes) != list(range(array.ndim))
+    ):
         refuse("it makes an array with its axes in an impossible order")
     return array.transpose(axes)
 
@@ -106,7 +126,11 @@ def _scalar(arguments: tuple[Any, ...]) -> Any:
 
 def _encode(arguments: tuple[Any, ...]) -> bytes:
     """Bytes as Python 3 writes them in protocols 0 to 2."""
-    if len(arguments) != 2 or type(arguments[0]) is not str or _text(arguments[1]) not in ("latin1", "latin-1"):
+    if (
+        len(arguments) != 2
+        or type(arguments[0]) is not str
+        or _text(arguments[1]) not in ("latin1", "latin-1")
+    ):
         refuse("it encodes something else than text, or in another way than latin1")
     return arguments[0].encode("latin1")
 
@@ -122,7 +146,11 @@ def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
     if type(content) is not bytes or type(kind) is not Kind:
         refuse("it has an array that is not made of bytes and a dtype")
     dtype = kind.dtype()
-    if type(shape) is not tuple or len(shape) > AXES or any(type(side) is not int or side < 0 for side in shape):
+    if (
+        type(shape) is not tuple
+        or len(shape) > AXES
+        or any(type(side) is not int or side < 0 for side in shape)
+    ):
         refuse("it has an array of an impossible shape")
     if math.prod(shape) * dtype.itemsize != len(content):
         refuse(f"it has an array of shape {short(shape)} and {dtype} in {len(content):,} bytes")

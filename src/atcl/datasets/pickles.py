@@ -35,7 +35,10 @@ from atcl.datasets.pickled_arrays import (
 # that grows with its bytes.
 SIZE = 384 * 2**20
 OPERATIONS, FOR_OPERATION = 1_500_000, 64  # so many, and one more for each of so many bytes
-STEPS, FOR_STEP = 400_000, 192  # likewise those that cost most: new lists, tuples and dicts, additions to them, calls
+STEPS, FOR_STEP = (
+    400_000,
+    192,
+)  # likewise those that cost most: new lists, tuples and dicts, additions to them, calls
 MEMORY, FOR_MEMORY = 48 * 2**20, 2  # bytes that the values take, and so many more for each byte
 UNFOLDED = 16 * 2**20  # likewise with FOR_MEMORY, where a part counts as often as it is referred to
 DEPTH = 16
@@ -75,7 +78,11 @@ def load(content: bytes) -> Any:
 
 
 def _no_operation(content: bytes, place: int) -> str:
-    return "it ends before its pickle does" if place >= len(content) else f"byte {place - 1} is no operation of a pickle"
+    return (
+        "it ends before its pickle does"
+        if place >= len(content)
+        else f"byte {place - 1} is no operation of a pickle"
+    )
 
 
 @contextmanager
@@ -119,7 +126,7 @@ class _Walk:
 
     def make_value(self, value: Any) -> None:
         """Push a number, text or bytes that the file just told."""
-        self.memory -= sys.getsizeof(value)
+        self.memory -= sys.getsizeof(value) + 16  # and its place on the stack and in a list
         if self.memory < 0:
             refuse(_TOO_LARGE)
         self.stack.append(value)
@@ -181,7 +188,11 @@ class _Walk:
             kind = type(value)
             if kind is _Container:
                 value.open = False
-                depth, weight, plain = max(depth, value.depth + 1), weight + value.weight, plain and value.plain
+                depth, weight, plain = (
+                    max(depth, value.depth + 1),
+                    weight + value.weight,
+                    plain and value.plain,
+                )
                 values.append(value.value)
             elif kind is Function or kind is Kind:
                 plain = False
@@ -303,7 +314,12 @@ def _quoted(stream: io.BytesIO) -> bytes:
     """Read a byte string of protocol 0: quoted, with escapes, to the end of the line."""
     line = stream.readline()
     quoted = line[:-1]
-    if not line.endswith(b"\n") or len(quoted) < 2 or quoted[:1] not in (b"'", b'"') or quoted[-1:] != quoted[:1]:
+    if (
+        not line.endswith(b"\n")
+        or len(quoted) < 2
+        or quoted[:1] not in (b"'", b'"')
+        or quoted[-1:] != quoted[:1]
+    ):
         refuse("it has a byte string without its quotes")
     return bytes(codecs.escape_decode(quoted[1:-1])[0]) if b"\\" in quoted else quoted[1:-1]
 
@@ -333,7 +349,9 @@ class _Operation(NamedTuple):
 
 
 _STEPS: dict[str, Callable[[_Walk, Any], None]] = {
-    "PROTO": lambda walk, number: None if number <= 5 else refuse(f"it is of protocol {number}, and 0 to 5 are read"),
+    "PROTO": lambda walk, number: (
+        None if number <= 5 else refuse(f"it is of protocol {number}, and 0 to 5 are read")
+    ),
     "FRAME": lambda walk, size: None,
     "MARK": lambda walk, _: walk.marks.append(len(walk.stack)),
     "NONE": lambda walk, _: walk.push(None),
@@ -378,6 +396,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 }
 
 _OPERATIONS: dict[bytes, _Operation] = {
-    one.code.encode("latin1"): _Operation(one.name, _READERS.get(one.name, one.arg.reader if one.arg else None), _STEPS.get(one.name))
+    one.code.encode("latin1"): _Operation(
+        one.name, _READERS.get(one.name, one.arg.reader if one.arg else None), _STEPS.get(one.name)
+    )
     for one in pickletools.opcodes
 }

@@ -1,6 +1,6 @@
 """Readers of the datasets' official files: each returns plain arrays, executes nothing, and refuses what is not whole in one line."""
 
-import gzip
+import math
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,31 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from atcl.core.errors import AtclError
-from atcl.datasets import pickles
+from atcl.core.errors import AtclError, one_line
+from atcl.datasets import archives, mat_files, pickles
 
 NumpyArray = np.ndarray[Any, Any]
+
+IDX_AXES = 4
+IMAGES = ("x_train", "y_train", "x_test", "y_test")
 
 
 def unzipped(path: Path) -> bytes:
     """Return the content of a file, gzipped or not."""
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise AtclError(f"{path} is not a whole gzip file: {error}") from None
+        return b"".join(archives.pieces(path))
+    except (EOFError, ValueError, zlib.error) as error:
+        raise AtclError(f"{path} is not a whole gzip file: {one_line(error)}") from None
 
 
 def idx(path: Path) -> NumpyArray:
     """Read an IDX file of bytes (MNIST and its kin), gzipped or not."""
     content = unzipped(path)
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
+    if len(content) < 4 or content[:3] != b"\0\0\x08" or content[3] > IDX_AXES:
         raise AtclError(f"{path} is not an IDX file of bytes")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    shape = np.frombuffer(content[4:start], ">u4") if len(content) >= start else np.zeros(0)
-    if len(shape) != dimensions or len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise AtclError(f"{path} does not hold the {' x '.join(str(int(side)) for side in shape)} bytes that its head promises")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape.astype(int)).copy()
+    start = 4 + 4 * content[3]
+    shape = tuple(map(int, np.frombuffer(content[4:start], ">u4"))) if len(content) >= start else ()
+    if len(shape) != content[3] or len(content) - start != math.prod(shape):
+        raise AtclError(f"{path} does not hold the {' x '.join(map(str, shape))} bytes that its head promises")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
 def cifar(path: Path, member: str, labels: str) -> tuple[NumpyArray, NumpyArray]:
@@ -41,12 +43,34 @@ def cifar(path: Path, member: str, labels: str) -> tuple[NumpyArray, NumpyArray]
     content = _member(path, member)
     try:
         found = pickles.load(content)
-        x, y = np.asarray(found[b"data"]), np.asarray(found[labels.encode()])
+        x, y = _of(found[b"data"], "u", 2), _whole_numbers(found[labels.encode()])
+        if x.dtype != np.uint8 or x.shape[1] != 3072 or len(y) != len(x):
+            raise ValueError(f"images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
     except Exception as error:  # what lies there can be anything
-        raise AtclError(f"{path} ({member}) is not a batch of CIFAR: {error}") from None
-    if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
-        raise AtclError(f"{path} ({member}) is not a batch of CIFAR: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
+        raise AtclError(f"{path} ({member}) is not a batch of CIFAR: {one_line(error)}") from None
     return x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), y
+
+
+def _of(value: Any, kinds: str, axes: int) -> NumpyArray:
+    """Return an array as it is, where it has these kinds of numbers and so many axes."""
+    # Nothing but an array is given to NumPy: of texts it would make a table as wide as the longest of them.
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or value.ndim != axes:
+        raise ValueError(f"there is {pickles.short(repr_of(value))} where an array of {axes} axes belongs")
+    return value
+
+
+def _whole_numbers(value: Any) -> NumpyArray:
+    """Return an array or a list of whole numbers as an array of one axis."""
+    if isinstance(value, np.ndarray):
+        return _of(value.reshape(-1), "iu", 1)
+    if not isinstance(value, list) or not all(type(one) is int or isinstance(one, np.integer) for one in value):
+        raise ValueError("its labels are not whole numbers")
+    return np.array(value, np.int64)
+
+
+def repr_of(value: Any) -> str:
+    """Return in a few words what a value is."""
+    return f"an array {value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
 def climage(path: Path) -> tuple[NumpyArray, NumpyArray]:
@@ -54,13 +78,17 @@ def climage(path: Path) -> tuple[NumpyArray, NumpyArray]:
     # CLImage: images of 32x32x3 or 64x64x3 under "images"; an early release of CLCIFAR: rows of CIFAR, 3x32x32 flat, under "data"
     x, y = _parts(path, ("images", "data"), ("ord_labels",))
     try:
-        images, true = np.stack([np.asarray(image) for image in x]), np.asarray(y).reshape(-1)
+        true = _whole_numbers(y)
+        if not isinstance(x, list | np.ndarray) or len(x) != len(true) or not len(true):
+            raise ValueError(f"there is {repr_of(x)} where {len(true)} images belong")
+        axes = np.ndim(x[0]) if isinstance(x[0], np.ndarray) else 3
+        images = np.stack([_of(image, "u", axes) for image in x])
+        if images.ndim == 2 and images.shape[1] == 3072:
+            images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
+            raise ValueError(f"images {images.dtype} {images.shape}, labels {true.dtype} {true.shape}")
     except Exception as error:  # what lies there can be anything
-        raise AtclError(f"{path} is not a release of CLImage: {error}") from None
-    if images.ndim == 2 and images.shape[1] == 3072:
-        images = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or len(true) != len(images) or true.dtype.kind not in "iu":
-        raise AtclError(f"{path} is not a release of CLImage: images {images.dtype} {images.shape}, labels {true.dtype} {true.shape}")
+        raise AtclError(f"{path} is not a release of CLImage: {one_line(error)}") from None
     return images, true
 
 
@@ -77,7 +105,7 @@ def _parts(path: Path, *wanted: Sequence[str]) -> list[Any]:
             found = pickles.load(stream.read(pickles.SIZE + 1))
         held = [[found[name] for name in names if name in found] for names in wanted]
     except Exception as error:  # what lies there can be anything
-        raise AtclError(f"{path} is not a release of CLImage: {error}") from None
+        raise AtclError(f"{path} is not a release of CLImage: {one_line(error)}") from None
     lacking = [names[0] for names, values in zip(wanted, held, strict=True) if not values]
     if lacking:
         raise AtclError(f"{path} is not a release of CLImage: it has no {lacking[0]}")
@@ -86,34 +114,33 @@ def _parts(path: Path, *wanted: Sequence[str]) -> list[Any]:
 
 def svhn(path: Path) -> tuple[NumpyArray, NumpyArray]:
     """Read images (n, 32, 32, 3) and labels 0 to 9 from a .mat file of SVHN, where the digit 0 is labelled 10."""
-    from scipy.io import loadmat
-
     try:
-        found = loadmat(path, variable_names=["X", "y"])
-        x, y = np.asarray(found["X"]), np.asarray(found["y"])
-    except Exception as error:  # SciPy raises many kinds for a damaged file
-        raise AtclError(f"{path} is not a .mat file of SVHN: {error}") from None
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or y.size != x.shape[3] or not np.issubdtype(y.dtype, np.number):
-        raise AtclError(f"{path} is not a .mat file of SVHN: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
-    return x.transpose(3, 0, 1, 2), y.reshape(-1).astype(np.int64) % 10
+        found = mat_files.arrays(path, ("X", "y"))
+        x, y = found["X"], found["y"].reshape(-1)
+        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or len(y) != x.shape[3]:
+            raise ValueError(f"images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
+        if not bool(((y >= 0) & (y <= 10) & (y == np.floor(y))).all()):  # SciPy, which wrote no file of SVHN, may store them as floats
+            raise ValueError("its labels are not the whole numbers 0 to 10")
+    except Exception as error:  # what lies there can be anything
+        raise AtclError(f"{path} is not a .mat file of SVHN: {one_line(error)}") from None
+    return x.transpose(3, 0, 1, 2), y.astype(np.int64) % 10
 
 
 def npz(path: Path) -> dict[str, NumpyArray]:
     """Read x_train, y_train, x_test, y_test from an .npz file."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-    except Exception as error:  # NumPy raises half a dozen kinds for a damaged archive
-        raise AtclError(f"{path}: no x_train, y_train, x_test, y_test can be read from it ({error})") from None
+        return archives.npz_arrays(path, lambda _: IMAGES)
+    except Exception as error:  # what lies there can be anything
+        raise AtclError(f"{path}: no {', '.join(IMAGES)} can be read from it ({one_line(error)})") from None
 
 
 def array(path: Path, choose: Callable[[Sequence[str]], str]) -> NumpyArray:
-    """Read an .npy file, or the array of an .npz file that is chosen by its name."""
-    found = np.load(path, allow_pickle=False)
-    if isinstance(found, np.ndarray):
+    """Read an .npy file, or the array of an .npz file that is chosen by its name; a damaged one raises what it will."""
+    if path.suffix.lower() == ".npz":
+        (found,) = archives.npz_arrays(path, lambda names: [choose(names)]).values()
         return found
-    with found:
-        return np.asarray(found[choose(found.files)])
+    with path.open("rb") as stream:
+        return archives.npy(stream)
 
 
 def _member(path: Path, member: str) -> bytes:
@@ -122,9 +149,7 @@ def _member(path: Path, member: str) -> bytes:
         if path.is_dir():
             with (path / member).open("rb") as stream:
                 return stream.read(pickles.SIZE + 1)
-        with tarfile.open(path, "r:gz") as archive:
-            found = archive.extractfile(f"{path.name.removesuffix('.tar.gz').replace('cifar-10-python', 'cifar-10-batches-py')}/{member}")
-            assert found is not None
-            return found.read(pickles.SIZE + 1)  # a small archive may unpack to anything
-    except (OSError, EOFError, KeyError, AssertionError, tarfile.TarError, zlib.error) as error:
-        raise AtclError(f"{path} has no whole {member} in it: {error}") from None
+        folder = path.name.removesuffix(".tar.gz").replace("cifar-10-python", "cifar-10-batches-py")
+        return archives.tar_member(path, f"{folder}/{member}", pickles.SIZE)
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
+        raise AtclError(f"{path} has no whole {member} in it: {one_line(error)}") from None

@@ -19,7 +19,9 @@ class Truth:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", torch.as_tensor(self.labels))
         if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
-            raise AtclError(f"true labels are (n,) of type int64; got {tuple(self.labels.shape)} of type {self.labels.dtype}")
+            raise AtclError(
+                f"true labels are (n,) of type int64; got {tuple(self.labels.shape)} of type {self.labels.dtype}"
+            )
         if len(self.labels) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < self.classes:
             raise AtclError(f"true labels must lie in 0 to {self.classes - 1}")
 

@@ -27,7 +27,15 @@ WITHIN: dict[str, tuple[float, float]] = {"bf16": (0.1, 0.5), "fp16": (0.02, 0.2
 class AttackModel(Module):
     """A model in eval mode that follows another, takes and returns fp32, and asks for no gradient of its weights."""
 
-    def __init__(self, model: Module, kind: PrecisionName | Lower = "fp32", *, settle: bool = False, compiles: bool = True, joins: bool = True) -> None:
+    def __init__(
+        self,
+        model: Module,
+        kind: PrecisionName | Lower = "fp32",
+        *,
+        settle: bool = False,
+        compiles: bool = True,
+        joins: bool = True,
+    ) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.kind = kind
@@ -46,7 +54,9 @@ class AttackModel(Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(x.to(self.dtype))
         if self.kind == "fp16" and logits.dtype != torch.float32:
-            raise TypeError("judges compare logits that differ by less than fp16 can tell")  # whoever asks for such a twin takes another
+            raise TypeError(
+                "judges compare logits that differ by less than fp16 can tell"
+            )  # whoever asks for such a twin takes another
         return logits.float()
 
     @torch.no_grad()
@@ -58,11 +68,21 @@ class AttackModel(Module):
             convolution.derive()
 
 
-def faithful_attack_model(model: Module, kind: PrecisionName | Lower, x: Tensor, notify: Callable[[str], None] = print, *, compiles: bool = True) -> AttackModel:
+def faithful_attack_model(
+    model: Module,
+    kind: PrecisionName | Lower,
+    x: Tensor,
+    notify: Callable[[str], None] = print,
+    *,
+    compiles: bool = True,
+) -> AttackModel:
     """Return the twin that is fastest, compiled or not, and says what the model says of images `x`, and of their gradient; on a CPU the plain one."""
     if not x.is_cuda and kind not in DTYPES:
         return AttackModel(model, kind)
-    ways = [{"settle": True, "compiles": compiles, "joins": joins} for joins in ([False] if compiles else [True, False])]
+    ways = [
+        {"settle": True, "compiles": compiles, "joins": joins}
+        for joins in ([False] if compiles else [True, False])
+    ]
     way = next((way for way in ways if _agrees(model, x, "fp32", **way)), {"settle": False})
     if kind in DTYPES and not _agrees(model, x, kind, **way):
         notify(f"the model does not compute in {kind}: the attack looks at it in fp32")
@@ -82,7 +102,15 @@ def takes_channels_last(model: Module, x: Tensor) -> bool:
     return True
 
 
-def _agrees(model: Module, x: Tensor, kind: PrecisionName | Lower, *, settle: bool, compiles: bool = True, joins: bool = True) -> bool:
+def _agrees(
+    model: Module,
+    x: Tensor,
+    kind: PrecisionName | Lower,
+    *,
+    settle: bool,
+    compiles: bool = True,
+    joins: bool = True,
+) -> bool:
     """Tell whether a twin answers as the model does, both with other weights and statistics than a new model's, which hide mistakes."""
     with forked_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -90,8 +118,12 @@ def _agrees(model: Module, x: Tensor, kind: PrecisionName | Lower, *, settle: bo
         for tensor in tensors_of(probe):
             if tensor.is_floating_point():
                 tensor.mul_(0.8 + 0.4 * torch.rand_like(tensor))
-                tensor.add_(0.1 * torch.rand_like(tensor) * (tensor == 0).all())  # a layer that starts at zero says nothing
-            if tensor.is_floating_point() and tensor.ndim < 2:  # biases and statistics; variances stay positive
+                tensor.add_(
+                    0.1 * torch.rand_like(tensor) * (tensor == 0).all()
+                )  # a layer that starts at zero says nothing
+            if (
+                tensor.is_floating_point() and tensor.ndim < 2
+            ):  # biases and statistics; variances stay positive
                 tensor.add_(0.1 * torch.rand_like(tensor))
     answers = []
     # whoever asks may not need a gradient; a traced model that fails prints its code
@@ -99,14 +131,21 @@ def _agrees(model: Module, x: Tensor, kind: PrecisionName | Lower, *, settle: bo
         for settled in (False, True):
             at = x.detach().clone().requires_grad_()
             try:
-                logits: Tensor = AttackModel(probe, kind, settle=settle, compiles=compiles, joins=joins)(at) if settled else probe(at)
+                logits: Tensor = (
+                    AttackModel(probe, kind, settle=settle, compiles=compiles, joins=joins)(at)
+                    if settled
+                    else probe(at)
+                )
                 weights = torch.linspace(-STEEP, STEEP, logits.shape[1], device=x.device)
                 (gradient,) = torch.autograd.grad((logits * weights).sum(), at)
             except Exception:  # a twin that does not run is none
                 return False
             answers.append((logits.detach(), gradient))
     within = WITHIN.get(kind, (0.01, 0.01))
-    return all(bool((theirs - ours).norm() <= far * theirs.norm() + 1e-6) for far, theirs, ours in zip(within, *answers, strict=True))
+    return all(
+        bool((theirs - ours).norm() <= far * theirs.norm() + 1e-6)
+        for far, theirs, ours in zip(within, *answers, strict=True)
+    )
 
 
 def tensors_of(model: Module) -> list[Tensor]:
@@ -116,11 +155,18 @@ def tensors_of(model: Module) -> list[Tensor]:
 
 def _by_type(ours: Module, theirs: Module) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Return the tensors that both have, in pairs of lists, each list of one type: copied at once."""
-    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    others = {**dict(theirs.named_parameters(remove_duplicate=False)), **dict(theirs.named_buffers(remove_duplicate=False))}
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(
+        lambda: ([], [])
+    )
+    others = {
+        **dict(theirs.named_parameters(remove_duplicate=False)),
+        **dict(theirs.named_buffers(remove_duplicate=False)),
+    }
     settled = {name for name, module in ours.named_modules() if isinstance(module, FusedConv)}
     for name, own in (*ours.named_parameters(), *ours.named_buffers()):
-        if name.rpartition(".")[0] not in settled and name in others:  # tracing makes buffers of tensors that were none: constants
+        if (
+            name.rpartition(".")[0] not in settled and name in others
+        ):  # tracing makes buffers of tensors that were none: constants
             group = groups[own.dtype, others[name].dtype]
             group[0].append(own)
             group[1].append(others[name])
@@ -152,7 +198,9 @@ def _settle(ours: Module, theirs: Module, dtype: torch.dtype, compiles: bool) ->
             ours.set_submodule(name, nn.Identity())
             ours.set_submodule(follower, ReluMaxPool())
     for name, module in list(ours.named_modules()):
-        if type(module) is not nn.Conv2d or module.padding_mode != "zeros" or names[module] > 1:  # under its other names it would stay as it was
+        if (
+            type(module) is not nn.Conv2d or module.padding_mode != "zeros" or names[module] > 1
+        ):  # under its other names it would stay as it was
             continue
         norm = _next(ours, behind, name, nn.BatchNorm2d)
         norm = norm if norm and ours.get_submodule(norm).running_var is not None else None
@@ -180,14 +228,24 @@ def _joined(model: Module) -> Module:
         graph = _Tracer().trace(model)
     except Exception:  # as in `_behind`
         return model
-    for node in [node for node in graph.nodes if node.op == "call_module" and node.args and type(model.get_submodule(node.target)) is nn.Identity]:
+    for node in [
+        node
+        for node in graph.nodes
+        if node.op == "call_module" and node.args and type(model.get_submodule(node.target)) is nn.Identity
+    ]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def fused(node: Any) -> FusedConv | None:
         """Return the fused convolution, called once, that gives what one other node alone takes."""
-        if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1 or len(node.users) > 1 or not node.args:
+        if (
+            not isinstance(node, fx.Node)
+            or node.op != "call_module"
+            or calls[node.target] > 1
+            or len(node.users) > 1
+            or not node.args
+        ):
             return None
         module = model.get_submodule(str(node.target))
         return module if isinstance(module, FusedConv) and module.form is FUSED and not module.relu else None
@@ -199,7 +257,9 @@ def _joined(model: Module) -> Module:
             if layer is not None:
                 layer.relu = True
                 with graph.inserting_before(relu):
-                    relu.replace_all_uses_with(graph.call_module(convolution.target, (convolution.args[0], *added)))
+                    relu.replace_all_uses_with(
+                        graph.call_module(convolution.target, (convolution.args[0], *added))
+                    )
                 for done in dict.fromkeys((relu, taken, convolution)):  # each the only one to take the next
                     graph.erase_node(done)
                 break
@@ -209,17 +269,34 @@ def _joined(model: Module) -> Module:
 def _is_relu(model: Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return type(model.get_submodule(str(node.target))) is nn.ReLU
-    return node.op in ("call_function", "call_method") and node.target in (F.relu, torch.relu, "relu", "relu_")
+    return node.op in ("call_function", "call_method") and node.target in (
+        F.relu,
+        torch.relu,
+        "relu",
+        "relu_",
+    )
 
 
 def _summands(node: Any) -> list[tuple[Any, Any]]:
     """Return the two parts of a sum that one other node alone takes, each part first where it may be: what is added to in place stays first."""
     plain, in_place = (operator.add, torch.add, "add"), (operator.iadd, "add_")
-    if not isinstance(node, fx.Node) or len(node.users) > 1 or node.target not in plain + in_place or node.kwargs or len(node.args) != 2:
+    if (
+        not isinstance(node, fx.Node)
+        or len(node.users) > 1
+        or node.target not in plain + in_place
+        or node.kwargs
+        or len(node.args) != 2
+    ):
         return []
     first, second = node.args
     both = isinstance(first, fx.Node) and isinstance(second, fx.Node) and first is not second
-    return [] if not both else [(first, second)] if node.target in in_place else [(first, second), (second, first)]
+    return (
+        []
+        if not both
+        else [(first, second)]
+        if node.target in in_place
+        else [(first, second), (second, first)]
+    )
 
 
 def _next(model: Module, behind: dict[str, str], name: str, kind: type[Module]) -> str | None:
@@ -238,7 +315,11 @@ def _behind(model: Module) -> dict[str, str]:
     names = Counter(module for _, module in model.named_modules(remove_duplicate=False))
 
     def once(node: fx.Node) -> bool:
-        return node.op == "call_module" and calls[node.target] == 1 and names[model.get_submodule(str(node.target))] == 1
+        return (
+            node.op == "call_module"
+            and calls[node.target] == 1
+            and names[model.get_submodule(str(node.target))] == 1
+        )
 
     found = {}
     for node in filter(once, nodes):

@@ -19,7 +19,9 @@ class GraphPool:
     """What the recordings of one model share: the memory between forward and backward pass, which holds the last play alone."""
 
     stream: torch.cuda.Stream  # to record on: libraries write a stream's workspace into the recording
-    overflow: Tensor | None = None  # () bool, of a model in fp16: whether any logit or gradient was not finite
+    overflow: Tensor | None = (
+        None  # () bool, of a model in fp16: whether any logit or gradient was not finite
+    )
     plays: int = 0  # forward passes so far
     pool: Any = None
 
@@ -53,14 +55,18 @@ class Replay(torch.autograd.Function):
         if ctx.play != recording.tape.plays:  # another batch came in between
             play(recording, x)
             ctx.play = recording.tape.plays
-        recording.upstream[: len(x)].copy_(upstream[0])  # as with the images, rows behind are of an older batch
+        recording.upstream[: len(x)].copy_(
+            upstream[0]
+        )  # as with the images, rows behind are of an older batch
         recording.backward.replay()
         return recording.gradient[: len(x)].clone(), None
 
 
 def play(recording: ModelGraph, x: Tensor) -> Tensor:
     """Return the logits of images, and of the rows behind them; they last until the next play."""
-    recording.x[: len(x)].copy_(x.detach())  # rows behind are of an older batch, and no row looks at another in eval mode
+    recording.x[: len(x)].copy_(
+        x.detach()
+    )  # rows behind are of an older batch, and no row looks at another in eval mode
     recording.forward.replay()
     recording.tape.plays += 1
     return recording.logits
@@ -104,7 +110,9 @@ def gradient_of(logits: Tensor, x: Tensor, upstream: Tensor, tape: GraphPool) ->
         (plain,) = torch.autograd.grad(logits, x, upstream, retain_graph=True)
         return plain
     _, exponent = torch.frexp(upstream.abs().amax(1, keepdim=True))
-    length = torch.ldexp(torch.ones_like(upstream[:, :1]), exponent.clamp(min=-100)) / STEEP  # powers of two: no digit is lost
+    length = (
+        torch.ldexp(torch.ones_like(upstream[:, :1]), exponent.clamp(min=-100)) / STEEP
+    )  # powers of two: no digit is lost
     (steep,) = torch.autograd.grad(logits, x, upstream / length, retain_graph=True)
     return steep * length.view(-1, *[1] * (steep.ndim - 1))
 
@@ -118,7 +126,9 @@ def note(numbers: Tensor, tape: GraphPool) -> None:
 def agrees(recording: ModelGraph, model: Module) -> bool:
     """Tell whether a recording answers as the model does; that of one whose rows look at each other does not."""
     narrow, x = recording.tape.overflow is not None, recording.x[: len(recording.x) // 2 + 1].clone()
-    recording.x.copy_(0.1 * random_like(recording.x.shape, x.device, 1))  # darker: a model that looks at the rows behind notices
+    recording.x.copy_(
+        0.1 * random_like(recording.x.shape, x.device, 1)
+    )  # darker: a model that looks at the rows behind notices
     with torch.set_grad_enabled(narrow):
         x.requires_grad_(narrow)
         answers: tuple[Tensor, Tensor] = (Replay.apply(x, recording), model(x))  # type: ignore[no-untyped-call]
@@ -126,8 +136,12 @@ def agrees(recording: ModelGraph, model: Module) -> bool:
         if narrow:  # with these very weights, which may be such that fp16 takes much for 0
             weights = torch.linspace(-1, 1, answers[0].shape[1], device=x.device)
             ours, theirs = (torch.autograd.grad((logits * weights).sum(), x)[0] for logits in answers)
-            pairs.append((WITHIN["fp16"][1], 0.0, ours, theirs))  # however short it is: an attack asks for its direction
-    return all(bool((ours - theirs).norm() <= far * theirs.norm() + more) for far, more, ours, theirs in pairs)
+            pairs.append(
+                (WITHIN["fp16"][1], 0.0, ours, theirs)
+            )  # however short it is: an attack asks for its direction
+    return all(
+        bool((ours - theirs).norm() <= far * theirs.norm() + more) for far, more, ours, theirs in pairs
+    )
 
 
 def random_like(shape: Any, device: torch.device, seed: int = 0) -> Tensor:
@@ -146,7 +160,9 @@ def _passes(model: Module, x: Tensor, mode: str, tape: GraphPool) -> bool:
     except torch.OutOfMemoryError:  # the plain way may still fit
         return False
     except RuntimeError:
-        if mode != "error" and tape.overflow is None:  # in fp16 a library may know no way, and has none to tell of in fp32
+        if (
+            mode != "error" and tape.overflow is None
+        ):  # in fp16 a library may know no way, and has none to tell of in fp32
             raise
         return False
     return mode != "error" or drawn == host_random()

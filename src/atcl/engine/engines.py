@@ -15,7 +15,9 @@ from atcl.core.errors import AtclError, pick
 from atcl.core.seeds import host_random
 from atcl.engine.cuda_graphs import host_sync
 
-Step = Callable[[Tensor, int, bool], Tensor]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
+Step = Callable[
+    [Tensor, int, bool], Tensor
+]  # index, attack steps, remember -> (loss, inside, agreeing, images), summed over the batch
 Part = TypeVar("Part", bound=Callable[..., Any])
 Notify = Callable[[str], None]
 
@@ -68,27 +70,48 @@ AUTO = "auto"  # picks one of them
 WORTH = 50_000  # passes through the model from which compiling, which takes half a minute, pays on a GPU
 
 
-def engine_of(name: str, device: torch.device, passes: int, *, deterministic: bool = False, waits: bool = False, notify: Notify = print) -> Engine:
+def engine_of(
+    name: str,
+    device: torch.device,
+    passes: int,
+    *,
+    deterministic: bool = False,
+    waits: bool = False,
+    notify: Notify = print,
+) -> Engine:
     """Return the engine of a name; `auto` picks by the device, the size of the job, and whether the model makes the host wait."""
     if name == AUTO:
         if device.type != "cuda":
             return Engine("eager", notify=notify)
         compiles = passes >= WORTH and not deterministic
-        return Engine("captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, notify)
+        return Engine(
+            "captured" if not waits else "compiled" if compiles else "eager", compiles, not waits, notify
+        )
     compiles, records, _ = pick({**ENGINES, AUTO: (False, False, "")}, name, "engine")
     if compiles and not records and deterministic:
-        raise AtclError("what is compiled may differ in its last bits each time: with --deterministic give --engine auto, eager or captured")
+        raise AtclError(
+            "what is compiled may differ in its last bits each time: with --deterministic give --engine auto, eager or captured"
+        )
     if records and device.type != "cuda":
-        raise AtclError(f"the engine {name} records CUDA graphs, and the device is {device.type}: give --engine auto, eager or compiled")
+        raise AtclError(
+            f"the engine {name} records CUDA graphs, and the device is {device.type}: give --engine auto, eager or compiled"
+        )
     if records and waits:
-        raise AtclError(f"the engine {name} cannot record a step that makes the host wait for the GPU: give --engine auto, eager or compiled")
+        raise AtclError(
+            f"the engine {name} cannot record a step that makes the host wait for the GPU: give --engine auto, eager or compiled"
+        )
     return Engine(name, compiles and not deterministic, records, notify)
 
 
 def compiled(function: Part, notify: Notify = print, backend: str = "inductor") -> Part:
     """Return the function compiled for the shapes that it meets; where that fails, the function as it is written."""
     # the same random numbers as in the other engines, not those of the compiler's own generator
-    quick = torch.compile(function, dynamic=False, backend=backend, options={"fallback_random": True} if backend == "inductor" else None)
+    quick = torch.compile(
+        function,
+        dynamic=False,
+        backend=backend,
+        options={"fallback_random": True} if backend == "inductor" else None,
+    )
     failed = False
 
     def run(*arguments: Any) -> Any:
@@ -97,9 +120,13 @@ def compiled(function: Part, notify: Notify = print, backend: str = "inductor") 
             return function(*arguments)
         try:
             return quick(*arguments)
-        except Exception as error:  # whatever it is: as it is written, the function is right, or raises an error of its own
+        except (
+            Exception
+        ) as error:  # whatever it is: as it is written, the function is right, or raises an error of its own
             failed = True
-            notify(f"not compiled, which is slower and nothing else: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+            notify(
+                f"not compiled, which is slower and nothing else: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            )
             return function(*arguments)
 
     return run  # type: ignore[return-value]
@@ -170,20 +197,31 @@ def recording_stream(device: torch.device) -> torch.cuda.Stream:
 class StepGraph:
     """A function in a CUDA graph: it reads what it is given, the learner's own tensors, and the generator's state at each play."""
 
-    def __init__(self, function: Callable[..., Tensor], given: tuple[Tensor, ...], stream: torch.cuda.Stream, rng: Generator | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        given: tuple[Tensor, ...],
+        stream: torch.cuda.Stream,
+        rng: Generator | None = None,
+    ) -> None:
         self.given = tuple(tensor.clone() for tensor in given)
         self.plays_on = torch.cuda.current_stream(stream.device)
         self.graph = torch.cuda.CUDAGraph()
         if rng is not None:
             self.graph.register_generator_state(rng)
         # others may use the GPU meanwhile: only what this thread does is recorded
-        with torch.cuda.device(stream.device), torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(stream.device),
+            torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             self.answer = function(*self.given)
 
     def play(self, *given: Tensor) -> Tensor:
         """Carry the function out for other tensors of the same shapes, on the stream where the recording was made."""
         if torch.cuda.current_stream(self.plays_on.device) != self.plays_on:
-            raise RuntimeError("a recording plays only on the stream where it was made: another run may be using its workspace")
+            raise RuntimeError(
+                "a recording plays only on the stream where it was made: another run may be using its workspace"
+            )
         for own, other in zip(self.given, given, strict=True):
             own.copy_(other)
         self.graph.replay()

@@ -28,7 +28,9 @@ class Lane(Generic[_T]):
 
     def advance(self) -> bool:
         """Do the next piece; tell whether there is more."""
-        stream: AbstractContextManager[object] = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        stream: AbstractContextManager[object] = (
+            nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        )
         with stream, self.random():
             try:
                 next(self.task)
@@ -46,7 +48,9 @@ def interleave(tasks: Sequence[Steps[_T]], device: torch.device) -> list[_T]:
     """
     several = device.type == "cuda" and len(tasks) > 1
     if several and len(tasks) > LANES:
-        raise AtclError(f"at most {LANES} runs share one GPU at a time, not {len(tasks)}: give fewer seeds at once")
+        raise AtclError(
+            f"at most {LANES} runs share one GPU at a time, not {len(tasks)}: give fewer seeds at once"
+        )
     lanes = [Lane(task, own_stream(device) if several else None) for task in tasks]
     errors: list[Exception] = []
     try:
@@ -58,7 +62,9 @@ def interleave(tasks: Sequence[Steps[_T]], device: torch.device) -> list[_T]:
                         active.remove(lane)
                 except Exception as error:
                     active.remove(lane)
-                    traceback.clear_frames(error.__traceback__)  # else the memory of what failed is held until the others end
+                    traceback.clear_frames(
+                        error.__traceback__
+                    )  # else the memory of what failed is held until the others end
                     errors.append(error)
     finally:
         for task in tasks:

@@ -36,7 +36,9 @@ class Replayed(Module):
         self.kind: PrecisionName | Lower = "fp32"  # what recordings compute in for now
         self.model: Module = copy.deepcopy(model)
         self.layout: torch.memory_format | None = None  # of images and weights; known once images were seen
-        self.folded: dict[str, Module] = {}  # what is recorded in each precision: the model with normalisations and ReLUs inside its convolutions
+        self.folded: dict[
+            str, Module
+        ] = {}  # what is recorded in each precision: the model with normalisations and ReLUs inside its convolutions
         self.tapes: dict[str, GraphPool] = {}
         self.sizes = sizes(largest)
         self.recordings: dict[Key, ModelGraph | None] = {}
@@ -49,7 +51,11 @@ class Replayed(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, K), from a recording where there is one for so many images."""
         if self.layout is None:
-            self.layout = torch.channels_last if takes_channels_last(self.model, x[:2].detach()) else torch.contiguous_format
+            self.layout = (
+                torch.channels_last
+                if takes_channels_last(self.model, x[:2].detach())
+                else torch.contiguous_format
+            )
             self.model.to(memory_format=self.layout)  # type: ignore[call-overload]
         recording = self._recording(x) if self.faithful and self._fits(x) else None
         if recording is None:
@@ -67,7 +73,9 @@ class Replayed(Module):
         """Forget what was asked before: what serves a batch follows from that batch alone, so that an interruption changes nothing."""
         self._turn("fp16" if self.narrow else "fp32")
         self.mixed = False
-        for recording in filter(None, self.recordings.values()):  # what overflowed in another batch is none of this one's
+        for recording in filter(
+            None, self.recordings.values()
+        ):  # what overflowed in another batch is none of this one's
             recording.x.copy_(random_like(recording.x.shape, recording.x.device))
             recording.upstream.zero_()
         for tape in self.tapes.values():
@@ -81,7 +89,9 @@ class Replayed(Module):
         if self.kind != "fp16" or tape is None or tape.overflow is None:
             return mixed
         apart, length = (_centred(one).norm(dim=1) for one in (ours - theirs, theirs))
-        if not bool(tape.overflow | ~(apart <= APART * length.clamp(min=length.mean())).all()):  # what is not a number is not near
+        if not bool(
+            tape.overflow | ~(apart <= APART * length.clamp(min=length.mean())).all()
+        ):  # what is not a number is not near
             return False
         self._turn("fp32")
         return True
@@ -109,7 +119,9 @@ class Replayed(Module):
         key = (self.kind, next(size for size in self.sizes if size >= len(x)), *x.shape[1:])
         if key not in self.serving:
             self.asked[key] += 1
-            larger = min((other for other in self.serving if other > key and other[2:] == key[2:]), default=None)
+            larger = min(
+                (other for other in self.serving if other > key and other[2:] == key[2:]), default=None
+            )
             if larger and self.asked[key] < OFTEN and self.recordings.get(larger):
                 return self.recordings[larger]
             self.serving.add(key)
@@ -127,7 +139,9 @@ class Replayed(Module):
                     self._turn("fp32")
                     return None
             self.recordings[key] = found
-        if self.kind == "fp16" and not self.recordings[key]:  # fp16 answers so many images otherwise, in whatever batch
+        if (
+            self.kind == "fp16" and not self.recordings[key]
+        ):  # fp16 answers so many images otherwise, in whatever batch
             self._leave_fp16()
             return self._recording(x)
         return self.recordings[key]
@@ -138,8 +152,12 @@ class Replayed(Module):
     def _recorded(self, like: Tensor) -> ModelGraph | None:
         """Return recordings for as many images as these, in the present precision; None where there can be none."""
         if self.kind not in self.folded:
-            attack_model = faithful_attack_model(self.model, self.kind, like[:2].clone(), lambda line: None, compiles=False)
-            self.folded[self.kind] = attack_model if attack_model.settled else self.model  # without a convolution, nothing is gained
+            attack_model = faithful_attack_model(
+                self.model, self.kind, like[:2].clone(), lambda line: None, compiles=False
+            )
+            self.folded[self.kind] = (
+                attack_model if attack_model.settled else self.model
+            )  # without a convolution, nothing is gained
             low = self.kind == "fp16"
             if low and (attack_model.kind != "fp16" or not attack_model.settled):
                 return None
@@ -168,7 +186,9 @@ def replayed(model: Module, batch_size: int, half: bool = False) -> Iterator[Mod
     try:
         quick = _replaying(model, batch_size, half)
         try:
-            with torch.autograd.set_multithreading_enabled(False):  # a gradient of one call needs no thread to hand it to
+            with torch.autograd.set_multithreading_enabled(
+                False
+            ):  # a gradient of one call needs no thread to hand it to
                 yield quick or model
         finally:
             if quick:

@@ -34,7 +34,9 @@ class EvaluationCache:
             return
         self.lines = _lines(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, journal.to_lines([dict(header), *self.lines.values()]))  # without a last line that was cut off
+        write_whole(
+            self.path, journal.to_lines([dict(header), *self.lines.values()])
+        )  # without a last line that was cut off
 
     def verdict(self, name: str, number: int, images: int) -> Tensor | None:
         """Return (n,) bool, or None where this batch is not judged yet."""
@@ -44,10 +46,21 @@ class EvaluationCache:
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["right"]), np.uint8), count=images)
         return torch.from_numpy(bits.astype(bool))
 
-    def put(self, name: str, number: int, right: Tensor, seconds: float, attack_precision: str = "fp32") -> None:
+    def put(
+        self, name: str, number: int, right: Tensor, seconds: float, attack_precision: str = "fp32"
+    ) -> None:
         """Keep a batch's verdict, and the precision of what the attack looked at."""
         bits = np.packbits(right.cpu().numpy()).tobytes().hex()
-        self._append({"pass": name, "batch": number, "images": len(right), "right": bits, "seconds": seconds, "crafted": attack_precision})
+        self._append(
+            {
+                "pass": name,
+                "batch": number,
+                "images": len(right),
+                "right": bits,
+                "seconds": seconds,
+                "crafted": attack_precision,
+            }
+        )
 
     def close(self) -> None:
         """Say that nothing is left to judge."""
@@ -94,7 +107,9 @@ def finished_evaluations(folder: Path, header: Mapping[str, Any]) -> list[dict[s
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         top, *lines = journal.read(path) or [{}]
-        if any(line["pass"] == END for line in lines) and _plain({**top, **free}) == _plain({**header, **free}):
+        if any(line["pass"] == END for line in lines) and _plain({**top, **free}) == _plain(
+            {**header, **free}
+        ):
             found.append(top)
     return found
 
@@ -107,9 +122,11 @@ def evaluation_context(model: Module, test: Split) -> dict[str, Any]:
     """Return what verdicts depend on beside the attack: the model, images with their truth, the machine, the versions."""
     x = as_float(test.x[:1].to(device_of(model, test.x.device)))
     return {
-        "model": digest_of_model(model, x), "test": fingerprint_of(test), "machine": machine(model),
+        "model": digest_of_model(model, x),
+        "test": fingerprint_of(test),
+        "machine": machine(model),
         "versions": {"atcl": __version__, "pyautoattack": version("pyautoattack")},
-    }  # fmt: skip
+    }
 
 
 def digest_of_model(model: Module, x: Tensor) -> str:
@@ -123,7 +140,9 @@ def digest_of_model(model: Module, x: Tensor) -> str:
         model(1 - x)
         after = _parts(model)
     kinds = [(name, type(module).__qualname__) for name, module in model.named_modules()]
-    same = sorted((key, words) for key, words in before.items() if after.get(key) == words)  # a counter says nothing of a model
+    same = sorted(
+        (key, words) for key, words in before.items() if after.get(key) == words
+    )  # a counter says nothing of a model
     return hashlib.sha256(repr((kinds, same)).encode()).hexdigest()[:16]
 
 
@@ -131,7 +150,11 @@ def _parts(model: Module) -> dict[str, str]:
     """Return in words what the modules of a model hold."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in _PLAIN and not isinstance(value, Module)}
+        own = {
+            key: value
+            for key, value in vars(module).items()
+            if key not in _PLAIN and not isinstance(value, Module)
+        }
         held = own | dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
         found |= {f"{name}.{key}": _words(value) for key, value in held.items()}
     return found
@@ -172,5 +195,8 @@ def digest_of(tensors: Sequence[Tensor]) -> str:
     summary = hashlib.sha256()
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
-        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        summary.update(
+            str((tensor.dtype, tuple(tensor.shape))).encode()
+            + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return summary.hexdigest()[:16]

@@ -21,13 +21,24 @@ from atcl.data.images import as_float, checked_images
 from atcl.datasets.truth import Split, Truth
 from atcl.engine.replayed_model import Replayed, activation_bytes, replayed
 from atcl.evaluation.attacks import ATTACKS, WORST, Attack, cross_entropy_of
-from atcl.evaluation.cache import EvaluationCache, evaluation_context, finished_evaluations, machine, stored_cache
+from atcl.evaluation.cache import (
+    EvaluationCache,
+    evaluation_context,
+    finished_evaluations,
+    machine,
+    stored_cache,
+)
 from atcl.evaluation.masking import suspicions
 
 BATCH_SIZE = 500  # images at a time
-WIDEST, ROOM = 10_000, 1 / 8  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
+WIDEST, ROOM = (
+    10_000,
+    1 / 8,
+)  # images at a time of an attack that keeps the host busy, at most, and share of a GPU that their activations may take
 
-Judge = Callable[..., Tensor]  # images, labels, and where to start an attack -> (n,) bool: which the model gets right
+Judge = Callable[
+    ..., Tensor
+]  # images, labels, and where to start an attack -> (n,) bool: which the model gets right
 Watch = Callable[[str, str, int, int], None]  # attack, its pass, images done, images in all
 
 
@@ -44,21 +55,35 @@ class Measurement:
     attack: dict[str, Any]  # what was run, and within which threat
     after: dict[str, float] = field(default_factory=dict)  # accuracy after each pass, where there are several
     machine: dict[str, Any] = field(default_factory=dict)  # device, precision, version of PyTorch
-    flags: tuple[str, ...] | None = None  # names of the signs of false robustness that were found; None: nobody looked
+    flags: tuple[str, ...] | None = (
+        None  # names of the signs of false robustness that were found; None: nobody looked
+    )
 
 
 def evaluate(
-    model: Module, x: Any, y: Any, *, epsilon: float, attacks: Sequence[str] = ("natural", "pgd20", "cw30"), norm: str = "linf",
-    step_size: float | None = None, seed: int = 0, batch_size: int | None = None, checks: bool = True, keep: Path | None = None,
+    model: Module,
+    x: Any,
+    y: Any,
+    *,
+    epsilon: float,
+    attacks: Sequence[str] = ("natural", "pgd20", "cw30"),
+    norm: str = "linf",
+    step_size: float | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    checks: bool = True,
+    keep: Path | None = None,
     watch: Watch | None = None,
-) -> dict[str, Measurement]:  # fmt: skip
+) -> dict[str, Measurement]:
     """Measure any classifier that returns logits, on images x (uint8, or floats in [0, 1]) with true classes y; a step is epsilon / 8 by default."""
     if not isinstance(model, Module):
         raise AtclError(f"the model is a torch.nn.Module that returns logits, not a {type(model).__name__}")
     if isinstance(attacks, str):
         raise AtclError(f"attacks is a list of names: ['{attacks}']")
     if norm == "linf" and epsilon > 1:
-        raise AtclError(f"pixels lie between 0 and 1, and so does epsilon: {epsilon:g} of 255 steps would be {epsilon / 255:.4g}")
+        raise AtclError(
+            f"pixels lie between 0 and 1, and so does epsilon: {epsilon:g} of 255 steps would be {epsilon / 255:.4g}"
+        )
     images = checked_images(x)
     if len(images) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
@@ -67,27 +92,47 @@ def evaluate(
         try:
             logits = model(as_float(images[:1].to(device)))
         except RuntimeError as error:
-            raise AtclError(f"the model does not take images of shape {tuple(images.shape[1:])}: {str(error).splitlines()[0]}") from None
+            raise AtclError(
+                f"the model does not take images of shape {tuple(images.shape[1:])}: {str(error).splitlines()[0]}"
+            ) from None
     if not isinstance(logits, Tensor):
         raise AtclError(f"the model returns a {type(logits).__name__}, not a tensor of logits")
     if logits.ndim != 2 or len(logits) != 1:
-        raise AtclError(f"the model returns {tuple(logits.shape)} for one image, not logits of shape (1, classes)")
+        raise AtclError(
+            f"the model returns {tuple(logits.shape)} for one image, not logits of shape (1, classes)"
+        )
     labels = torch.as_tensor(y)
     test = Split(images, Truth(labels if labels.is_floating_point() else labels.long(), logits.shape[1]))
     threat = Threat(epsilon, max(epsilon, 1e-6) / 8 if step_size is None else step_size, norm)
     found = measure(model, test, threat, attacks, seed=seed, batch_size=batch_size, keep=keep, watch=watch)
-    return flagged(found, [flag.name for flag in suspicions(model, test.x, test.truth.labels, threat, seed=seed)]) if checks else found
+    return (
+        flagged(
+            found, [flag.name for flag in suspicions(model, test.x, test.truth.labels, threat, seed=seed)]
+        )
+        if checks
+        else found
+    )
 
 
 def flagged(found: Mapping[str, Measurement], flags: Sequence[str]) -> dict[str, Measurement]:
     """Return the measurements, those under attack with the names of the flags."""
-    return {name: one if name == "natural" else replace(one, flags=tuple(flags)) for name, one in found.items()}
+    return {
+        name: one if name == "natural" else replace(one, flags=tuple(flags)) for name, one in found.items()
+    }
 
 
 def measure(
-    model: Module, test: Split, threat: Threat, attacks: Sequence[str], *, seed: int = 0, batch_size: int | None = None, keep: Path | None = None,
-    extend: bool = False, watch: Watch | None = None,
-) -> dict[str, Measurement]:  # fmt: skip
+    model: Module,
+    test: Split,
+    threat: Threat,
+    attacks: Sequence[str],
+    *,
+    seed: int = 0,
+    batch_size: int | None = None,
+    keep: Path | None = None,
+    extend: bool = False,
+    watch: Watch | None = None,
+) -> dict[str, Measurement]:
     """Measure the accuracy of a model under each attack and, where there are several, under the worst of them for each image.
 
     With `keep`, a folder, every finished batch is kept there, and the same call goes on after it. `extend` adds the attacks whose verdicts on
@@ -97,14 +142,35 @@ def measure(
     place = evaluation_context(model, test) if keep else {}
     sizes = _batches(model, test, attacks, batch_size)
     device = device_of(model, test.x.device)
-    halves = {name: {"half": True} if attacks_in_fp16(attack, device) else {} for name, attack in ATTACKS.items()}
-    headers = {name: {"attack": name, "threat": asdict(threat), "seed": seed, "batch_size": sizes[name], **halves[name], **place} for name in ATTACKS}
-    done = [top for top in finished_evaluations(keep, headers["natural"]) if top["attack"] in ATTACKS] if keep and extend else []
-    here = {name: [top for top in done if (top["attack"], top["seed"]) == (name, seed) and top | place == top] for name in ATTACKS}
+    halves = {
+        name: {"half": True} if attacks_in_fp16(attack, device) else {} for name, attack in ATTACKS.items()
+    }
+    headers = {
+        name: {
+            "attack": name,
+            "threat": asdict(threat),
+            "seed": seed,
+            "batch_size": sizes[name],
+            **halves[name],
+            **place,
+        }
+        for name in ATTACKS
+    }
+    done = (
+        [top for top in finished_evaluations(keep, headers["natural"]) if top["attack"] in ATTACKS]
+        if keep and extend
+        else []
+    )
+    here = {
+        name: [top for top in done if (top["attack"], top["seed"]) == (name, seed) and top | place == top]
+        for name in ATTACKS
+    }
     known = [name for name in ATTACKS if name not in attacks and here[name]]
     for name in known:  # as it would be judged now where it was, else in the largest batches
         tops = here[name]
-        headers[name] = headers[name] if headers[name] in tops else max(tops, key=lambda top: top["batch_size"])
+        headers[name] = (
+            headers[name] if headers[name] in tops else max(tops, key=lambda top: top["batch_size"])
+        )
         sizes[name] = headers[name]["batch_size"]
     chosen = {name: pick(ATTACKS, name, "attack") for name in dict.fromkeys([*attacks, *known])}
     for attack in chosen.values():
@@ -115,20 +181,42 @@ def measure(
         cache = EvaluationCache(keep, headers[name])
         right, after = withstood(model, part, threat, name, attack, seed, sizes[name], cache, watch)
         standing[: len(part)] &= right
-        told = {"about": attack.about, **asdict(threat), **({"crafted": cache.attack_precision} if "half" in headers[name] else {})}
-        found[name] = _measured(right, seed, sizes[name], cache.seconds, told, after if len(after) > 1 else {}, where)
+        told = {
+            "about": attack.about,
+            **asdict(threat),
+            **({"crafted": cache.attack_precision} if "half" in headers[name] else {}),
+        }
+        found[name] = _measured(
+            right, seed, sizes[name], cache.seconds, told, after if len(after) > 1 else {}, where
+        )
     more = []
     for top in [top for top in done if top not in [headers[name] for name in chosen]]:
         attack = ATTACKS[top["attack"]]
-        known_of = _remembered(stored_cache(keep, top), attack, len(test.take(slice(attack.first))), top["batch_size"]) if keep else None
-        if known_of is not None:  # with other random numbers, or elsewhere: whatever broke an image has broken it
+        known_of = (
+            _remembered(
+                stored_cache(keep, top), attack, len(test.take(slice(attack.first))), top["batch_size"]
+            )
+            if keep
+            else None
+        )
+        if (
+            known_of is not None
+        ):  # with other random numbers, or elsewhere: whatever broke an image has broken it
             standing[: len(known_of)] &= known_of
             more.append(top)
     if len(chosen) + len(more) > 1:
-        images = min(len(test), *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]))
-        told = {"about": f"for each image the worst of {', '.join([*chosen, *(_otherwise(top, place) for top in more)])}", **asdict(threat)}
+        images = min(
+            len(test),
+            *(ATTACKS[name].first or len(test) for name in [*chosen, *(top["attack"] for top in more)]),
+        )
+        told = {
+            "about": f"for each image the worst of {', '.join([*chosen, *(_otherwise(top, place) for top in more)])}",
+            **asdict(threat),
+        }
         largest = max(one.batch_size for one in found.values())
-        found[WORST] = _measured(standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where)
+        found[WORST] = _measured(
+            standing[:images], seed, largest, sum(one.seconds for one in found.values()), told, {}, where
+        )
     return found
 
 
@@ -180,13 +268,22 @@ class EpochAccuracy:
     """Natural accuracy and that under PGD20, in two strokes: those who share a device begin each before anyone waits for its answer."""
 
     natural: Callable[[], Tensor]  # -> (n,) bool: which images are naturally right; it waits for nothing
-    attacked: Callable[[Tensor], Tensor]  # these -> (2,) percent; it waits for what it is given, and for nothing else
+    attacked: Callable[
+        [Tensor], Tensor
+    ]  # these -> (2,) percent; it waits for what it is given, and for nothing else
 
 
 def epoch_accuracy(
-    model: Module, attack_model: Module, test: Split, threat: Threat, attack_step: AttackStep, *, repeated: Callable[[Judge], Judge] = lambda judge: judge,
-    seed: int = 0, batch_size: int = BATCH_SIZE,
-) -> EpochAccuracy:  # fmt: skip
+    model: Module,
+    attack_model: Module,
+    test: Split,
+    threat: Threat,
+    attack_step: AttackStep,
+    *,
+    repeated: Callable[[Judge], Judge] = lambda judge: judge,
+    seed: int = 0,
+    batch_size: int = BATCH_SIZE,
+) -> EpochAccuracy:
     """Return a look at natural accuracy and at that under PGD20 crafted on `twin`, for which only images that are naturally right are attacked."""
     device, geometry = device_of(model, test.x.device), pick(NORMS, threat.norm, "norm")
     idle = generator(device, seed)  # nothing is drawn inside
@@ -197,7 +294,19 @@ def epoch_accuracy(
         return right
 
     def attack(x: Tensor, labels: Tensor, start: Tensor) -> Tensor:
-        return naturally(pgd(attack_model, x, cross_entropy_of(labels), **asdict(threat), steps=20, start=given(start), rng=idle, attack_step=attack_step), labels)
+        return naturally(
+            pgd(
+                attack_model,
+                x,
+                cross_entropy_of(labels),
+                **asdict(threat),
+                steps=20,
+                start=given(start),
+                rng=idle,
+                attack_step=attack_step,
+            ),
+            labels,
+        )
 
     pure, quick = repeated(naturally), repeated(attack)
     one_size = quick is not attack or attack_step is not pgd_step  # what is recorded or compiled
@@ -206,18 +315,29 @@ def epoch_accuracy(
         return as_float(x.to(device, non_blocking=True)), labels.to(device, non_blocking=True)
 
     def natural() -> Tensor:
-        parts = (there(*part) for part in zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True))
+        parts = (
+            there(*part)
+            for part in zip(test.x.split(batch_size), test.truth.labels.split(batch_size), strict=True)
+        )
         # a smaller batch is not worth a recording; the answer of one lasts until the next
-        return torch.cat([(pure if len(x) == batch_size else naturally)(x, labels).clone() for x, labels in parts])
+        return torch.cat(
+            [(pure if len(x) == batch_size else naturally)(x, labels).clone() for x, labels in parts]
+        )
 
     def attacked(right: Tensor) -> Tensor:
         standing = right.new_zeros((), dtype=torch.float64)
         index = right.nonzero()[:, 0].to(test.x.device)
         for number, part in enumerate(index.split(batch_size) if len(index) else ()):
             x, labels = there(test.x[part], test.truth.labels[part.to(test.truth.labels.device)])
-            asked = [x, labels, STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number))]
+            asked = [
+                x,
+                labels,
+                STARTS["uniform"](x, threat.epsilon, geometry, generator(device, seed, number)),
+            ]
             if one_size:  # the last batch, of another size each time, is filled up with its first image
-                asked = [torch.cat([one, one[:1].expand(batch_size - len(one), *one.shape[1:])]) for one in asked]
+                asked = [
+                    torch.cat([one, one[:1].expand(batch_size - len(one), *one.shape[1:])]) for one in asked
+                ]
             standing += quick(*asked)[: len(part)].sum()
         return 100 * torch.stack([right.sum().double(), standing]) / len(test)
 
@@ -228,19 +348,36 @@ def exact_accuracy(model: Module, test: Split, threat: Threat) -> EpochAccuracy:
     """Return a look that finds, to the last bit, what `measure` finds."""
 
     def standing(name: str) -> Tensor:
-        return withstood(model, test, threat, name, ATTACKS[name], 0, BATCH_SIZE, EvaluationCache(None, {}))[0]
+        return withstood(model, test, threat, name, ATTACKS[name], 0, BATCH_SIZE, EvaluationCache(None, {}))[
+            0
+        ]
 
-    return EpochAccuracy(partial(standing, "natural"), lambda right: 100 * torch.stack([right.sum(), standing("pgd20").sum()]).double() / len(test))
+    return EpochAccuracy(
+        partial(standing, "natural"),
+        lambda right: 100 * torch.stack([right.sum(), standing("pgd20").sum()]).double() / len(test),
+    )
 
 
 def withstood(
-    model: Module, test: Split, threat: Threat, name: str, attack: Attack, seed: int, batch_size: int, cache: EvaluationCache, watch: Watch | None = None
+    model: Module,
+    test: Split,
+    threat: Threat,
+    name: str,
+    attack: Attack,
+    seed: int,
+    batch_size: int,
+    cache: EvaluationCache,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return (n,) bool: which images stand after all passes of an attack; and the accuracy after each."""
     device = device_of(model, test.x.device)
     standing, after = torch.ones(len(test), dtype=torch.bool), {}
     half = attacks_in_fp16(attack, device)
-    with evaluating(model), forked_rng(), replayed(model, batch_size, half) as quick:  # AutoAttack draws from the global generator
+    with (
+        evaluating(model),
+        forked_rng(),
+        replayed(model, batch_size, half) as quick,
+    ):  # AutoAttack draws from the global generator
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
@@ -251,13 +388,23 @@ def withstood(
                     if isinstance(quick, Replayed):
                         quick.begin()
                     adv = run(quick, x, labels, threat, seed, number)
-                    if half and isinstance(quick, Replayed) and quick.strayed(quick(adv), model(adv)):  # fp16 led it astray: fp32 does not
+                    if (
+                        half and isinstance(quick, Replayed) and quick.strayed(quick(adv), model(adv))
+                    ):  # fp16 led it astray: fp32 does not
                         adv = run(quick, x, labels, threat, seed, number)
                     right = _right(model, adv, labels)
-                    if quick is not model:  # an image that only the recording gets wrong was not attacked: it has not withstood
+                    if (
+                        quick is not model
+                    ):  # an image that only the recording gets wrong was not attacked: it has not withstood
                         right &= _right(quick, adv, labels)
                     right = right.cpu()
-                    cache.put(step, number, right, time.perf_counter() - began, quick.kind if isinstance(quick, Replayed) else "fp32")
+                    cache.put(
+                        step,
+                        number,
+                        right,
+                        time.perf_counter() - began,
+                        quick.kind if isinstance(quick, Replayed) else "fp32",
+                    )
                 standing[part] = right
                 if watch:
                     watch(name, step, min((number + 1) * batch_size, len(index)), len(index))
@@ -268,14 +415,21 @@ def withstood(
 
 def attacks_in_fp16(attack: Attack, device: torch.device) -> bool:
     """Tell whether an attack looks at a copy of the model in fp16: only where convolutions may keep no more digits than that has."""
-    return attack.half and device.type == "cuda" and torch.backends.cudnn.allow_tf32 and torch.cuda.get_device_capability(device) >= (8, 0)
+    return (
+        attack.half
+        and device.type == "cuda"
+        and torch.backends.cudnn.allow_tf32
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 @torch.no_grad()
 def _right(model: Module, x: Tensor, labels: Tensor) -> Tensor:
     logits = model(x)
     if logits.ndim != 2 or len(logits) != len(labels):
-        raise AtclError(f"the model returns {tuple(logits.shape)} for {len(labels)} images, not logits of shape (n, classes)")
+        raise AtclError(
+            f"the model returns {tuple(logits.shape)} for {len(labels)} images, not logits of shape (n, classes)"
+        )
     if not bool(logits.isfinite().all()):
         raise AtclError("the model returns numbers that are not finite: its accuracy means nothing")
     right: Tensor = logits.argmax(1) == labels
@@ -283,16 +437,26 @@ def _right(model: Module, x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _measured(
-    right: Tensor, seed: int, batch_size: int, seconds: float, told: dict[str, Any], after: dict[str, float], where: dict[str, Any]
+    right: Tensor,
+    seed: int,
+    batch_size: int,
+    seconds: float,
+    told: dict[str, Any],
+    after: dict[str, float],
+    where: dict[str, Any],
 ) -> Measurement:
     correct = int(right.sum())
-    return Measurement(100 * correct / len(right), correct, len(right), seed, batch_size, seconds, told, after, where)
+    return Measurement(
+        100 * correct / len(right), correct, len(right), seed, batch_size, seconds, told, after, where
+    )
 
 
 def _check(test: Split, attacks: Sequence[str], seed: int, batch_size: int | None) -> None:
     if len(test) == 0:
         raise AtclError("there is nothing to evaluate on: the test set is empty")
     if (batch_size is not None and batch_size < 1) or not 0 <= seed < 2**63:
-        raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
+        raise AtclError(
+            f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})"
+        )
     if not attacks:
         raise AtclError(f"name at least one attack of {', '.join(ATTACKS)}")

@@ -27,7 +27,9 @@ class Flag:
     says: str
 
 
-Check = Callable[[Evidence], tuple[float, str] | None]  # the value and the sentence of a flag, or nothing to say
+Check = Callable[
+    [Evidence], tuple[float, str] | None
+]  # the value and the sentence of a flag, or nothing to say
 
 
 def beyond_chance(count: int, of: int) -> bool:
@@ -38,11 +40,26 @@ def beyond_chance(count: int, of: int) -> bool:
 def not_finite(evidence: Evidence) -> tuple[float, str] | None:
     """Outputs or gradients that are NaN or infinite, on natural or on attacked images."""
     bad = ~evidence.passes.isfinite().all(2).all(0)  # (n,)
-    logits = (evidence.pgd5, evidence.pgd20, evidence.cw30, evidence.noise, evidence.square, evidence.erased, evidence.grey)
+    logits = (
+        evidence.pgd5,
+        evidence.pgd20,
+        evidence.cw30,
+        evidence.noise,
+        evidence.square,
+        evidence.erased,
+        evidence.grey,
+    )
     attacked = torch.cat([*logits, evidence.loss_gradient.flatten(1), evidence.margin_gradient.flatten(1)], 1)
     bad[evidence.right] |= ~attacked.isfinite().all(1)
     count, n = int(bad.sum()), len(bad)
-    return (100 * count / n, f"{count} of {n} images yield outputs or gradients that are not finite: no attack can follow them") if count else None
+    return (
+        (
+            100 * count / n,
+            f"{count} of {n} images yield outputs or gradients that are not finite: no attack can follow them",
+        )
+        if count
+        else None
+    )
 
 
 def randomised(evidence: Evidence) -> tuple[float, str] | None:
@@ -51,7 +68,14 @@ def randomised(evidence: Evidence) -> tuple[float, str] | None:
     # 1e-4 of the length is AutoAttack's allowance too: above what the order of a sum changes in single precision
     moved = ((evidence.passes - first).norm(dim=2) > 1e-4 * first.norm(dim=1)).any(0)  # (n,)
     count, n = int(moved.sum()), len(moved)
-    return (100 * count / n, f"the logits of {count} of {n} images change from pass to pass: the attacks chase a moving target") if count else None
+    return (
+        (
+            100 * count / n,
+            f"the logits of {count} of {n} images change from pass to pass: the attacks chase a moving target",
+        )
+        if count
+        else None
+    )
 
 
 def probabilities(evidence: Evidence) -> tuple[float, str] | None:
@@ -60,7 +84,10 @@ def probabilities(evidence: Evidence) -> tuple[float, str] | None:
     # 1e-3: what sums of numbers in half precision miss
     if not bool(((outputs.sum(1) - 1).abs() < 1e-3).all() and (outputs > -1e-3).all()):
         return None
-    return 100.0, f"the outputs of all {len(outputs)} images are probabilities, not logits: their gradient fades where the model is sure"
+    return (
+        100.0,
+        f"the outputs of all {len(outputs)} images are probabilities, not logits: their gradient fades where the model is sure",
+    )
 
 
 def constant(evidence: Evidence) -> tuple[float, str] | None:
@@ -78,22 +105,36 @@ def constant(evidence: Evidence) -> tuple[float, str] | None:
 
 def zero_gradient(evidence: Evidence) -> tuple[float, str] | None:
     """Naturally right images at which neither the cross-entropy nor the margin has a gradient."""
-    blind = _no_direction(evidence.loss_gradient, evidence.norm) & _no_direction(evidence.margin_gradient, evidence.norm)
+    blind = _no_direction(evidence.loss_gradient, evidence.norm) & _no_direction(
+        evidence.margin_gradient, evidence.norm
+    )
     return _blind(evidence, blind, "give the attacks no gradient at all: they cannot see where to go")
 
 
 def saturated(evidence: Evidence) -> tuple[float, str] | None:
     """Naturally right images whose margin has a gradient, while that of the cross-entropy has vanished."""
-    blind = _no_direction(evidence.loss_gradient, evidence.norm) & ~_no_direction(evidence.margin_gradient, evidence.norm)
-    return _blind(evidence, blind, "are so sure that their cross-entropy has no gradient, though their margin has one: PGD stands still")
+    blind = _no_direction(evidence.loss_gradient, evidence.norm) & ~_no_direction(
+        evidence.margin_gradient, evidence.norm
+    )
+    return _blind(
+        evidence,
+        blind,
+        "are so sure that their cross-entropy has no gradient, though their margin has one: PGD stands still",
+    )
 
 
 def more_steps(evidence: Evidence) -> tuple[float, str] | None:
     """PGD20 that breaks fewer images than its own first five steps did."""
-    five, twenty, m = int((~evidence.kept(evidence.pgd5)).sum()), int((~evidence.kept(evidence.pgd20)).sum()), len(evidence.pgd20)
+    five, twenty, m = (
+        int((~evidence.kept(evidence.pgd5)).sum()),
+        int((~evidence.kept(evidence.pgd20)).sum()),
+        len(evidence.pgd20),
+    )
     if not beyond_chance(five - twenty, m):
         return None
-    return 100 * (five - twenty) / m, f"PGD20 breaks {twenty} of {m} right images, its first five steps {five}: more steps are weaker"
+    return 100 * (
+        five - twenty
+    ) / m, f"PGD20 breaks {twenty} of {m} right images, its first five steps {five}: more steps are weaker"
 
 
 def erasing(evidence: Evidence) -> tuple[float, str] | None:
@@ -103,7 +144,10 @@ def erasing(evidence: Evidence) -> tuple[float, str] | None:
     if not beyond_chance(missed, m):
         return None
     share = 100 * float(left.sum()) / m
-    return share, f"PGD of radius {evidence.radius:g} leaves {int(left.sum())} of {m} right images, {missed} of which plain grey in that ball breaks"
+    return (
+        share,
+        f"PGD of radius {evidence.radius:g} leaves {int(left.sum())} of {m} right images, {missed} of which plain grey in that ball breaks",
+    )
 
 
 def square(evidence: Evidence) -> tuple[float, str] | None:
@@ -112,7 +156,10 @@ def square(evidence: Evidence) -> tuple[float, str] | None:
     found = int((left & ~evidence.kept(evidence.square)).sum())
     if not beyond_chance(found, m):
         return None
-    return 100 * found / m, f"Square, without gradients, breaks {found} of the {int(left.sum())} images (of {m} right) that PGD20 and CW30 leave"
+    return (
+        100 * found / m,
+        f"Square, without gradients, breaks {found} of the {int(left.sum())} images (of {m} right) that PGD20 and CW30 leave",
+    )
 
 
 def loss_under_noise(evidence: Evidence) -> tuple[float, str] | None:
@@ -122,7 +169,10 @@ def loss_under_noise(evidence: Evidence) -> tuple[float, str] | None:
     as_strong = drawn >= climbed and beyond_chance(drawn, m) and beyond_chance(m - climbed, m)
     if not (as_strong or beyond_chance(alone, m)):
         return None
-    return 100 * drawn / m, f"{DRAWS} draws of noise in the ball break {drawn} of {m} right images ({alone} that PGD20 leaves), PGD20 {climbed}"
+    return (
+        100 * drawn / m,
+        f"{DRAWS} draws of noise in the ball break {drawn} of {m} right images ({alone} that PGD20 leaves), PGD20 {climbed}",
+    )
 
 
 CHECKS: dict[str, Check] = {
@@ -151,7 +201,9 @@ def suspicions(
     queries: int = 1000,  # of Square
 ) -> list[Flag]:
     """Return a flag for each check that finds a sign of false robustness; none is no proof of robustness."""
-    evidence = gather_evidence(model, x, labels, threat, seed=seed, batch_size=batch_size, images=images, queries=queries)
+    evidence = gather_evidence(
+        model, x, labels, threat, seed=seed, batch_size=batch_size, images=images, queries=queries
+    )
     return [Flag(name, *found) for name, check in CHECKS.items() if (found := check(evidence))]
 
 
@@ -172,5 +224,7 @@ def _blind(evidence: Evidence, blind: Tensor, says: str) -> tuple[float, str] | 
 def _answers_alike(evidence: Evidence) -> bool:
     """Whether the model gives one class to nearly all images, while they are not of one class: it has no robustness that could be false."""
     n = len(evidence.labels)
-    answered, true = (int(classes.bincount().max()) for classes in (evidence.passes[0].argmax(1), evidence.labels))
+    answered, true = (
+        int(classes.bincount().max()) for classes in (evidence.passes[0].argmax(1), evidence.labels)
+    )
     return not beyond_chance(n - answered, n) and beyond_chance(n - true, n)

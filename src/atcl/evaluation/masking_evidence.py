@@ -52,7 +52,9 @@ class Geometry:
     """What a norm supplies to the probes."""
 
     square: str  # its name in pyautoattack
-    erasing: Callable[[int], float]  # number of pixels -> radius of the ball that holds plain grey, whatever the image
+    erasing: Callable[
+        [int], float
+    ]  # number of pixels -> radius of the ball that holds plain grey, whatever the image
     canvas: Callable[[int, int], tuple[int, int]]  # height and width -> those that Square can work on
 
 
@@ -84,26 +86,39 @@ def gather_evidence(
         x, labels = x[sample.to(x.device)], labels[sample.to(labels.device)]
     with forked_rng(), evaluating(model):
         torch.manual_seed(derive(seed, "model"))  # what the model itself draws, if it does
-        return _evidence(_Connected(model), as_float(x.to(device)), labels.to(device), threat, seed, batch_size, queries)
+        return _evidence(
+            _Connected(model), as_float(x.to(device)), labels.to(device), threat, seed, batch_size, queries
+        )
 
 
-def _evidence(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, batch_size: int, queries: int) -> Evidence:
+def _evidence(
+    model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, batch_size: int, queries: int
+) -> Evidence:
     with torch.no_grad():
-        passes = torch.stack([torch.cat([model(part) for part in x.split(batch_size)]) for _ in range(PASSES)])
+        passes = torch.stack(
+            [torch.cat([model(part) for part in x.split(batch_size)]) for _ in range(PASSES)]
+        )
     classes = passes.shape[2]
     if classes < 2 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise AtclError(f"the model tells {classes} classes apart: it needs at least two, and labels in 0 to {classes - 1}")
+        raise AtclError(
+            f"the model tells {classes} classes apart: it needs at least two, and labels in 0 to {classes - 1}"
+        )
     right = passes[0].isfinite().all(1) & _kept(passes[0], labels)
     radius = max(GEOMETRIES[threat.norm].erasing(x[0].numel()), threat.epsilon)
     if not bool(right.any()):  # there is nothing to break
         return Evidence(labels, passes, right, threat.norm, radius, *[x[right]] * 2, *[passes[0][right]] * 7)
     batches = zip(x[right].split(batch_size), labels[right].split(batch_size), strict=True)
-    parts = [_attacked(model, *batch, threat, radius, queries, derive(seed, "attacks", number)) for number, batch in enumerate(batches)]
+    parts = [
+        _attacked(model, *batch, threat, radius, queries, derive(seed, "attacks", number))
+        for number, batch in enumerate(batches)
+    ]
     attacked = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return Evidence(labels, passes, right, threat.norm, radius, **attacked)
 
 
-def _attacked(model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: float, queries: int, seed: int) -> dict[str, Tensor]:
+def _attacked(
+    model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: float, queries: int, seed: int
+) -> dict[str, Tensor]:
     """Return, for one batch, gradients at the images and logits after each attack."""
     rng = generator(x.device, seed)
 
@@ -111,9 +126,23 @@ def _attacked(model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: 
         return F.cross_entropy(logits, labels, reduction="sum")
 
     def attack_step(
-        attack_loss: AttackLoss, steps: int, start: str | Start = "uniform", epsilon: float = threat.epsilon, step_size: float = threat.step_size
+        attack_loss: AttackLoss,
+        steps: int,
+        start: str | Start = "uniform",
+        epsilon: float = threat.epsilon,
+        step_size: float = threat.step_size,
     ) -> Tensor:
-        return pgd(model, x, attack_loss, epsilon=epsilon, step_size=step_size, steps=steps, norm=threat.norm, start=start, rng=rng)
+        return pgd(
+            model,
+            x,
+            attack_loss,
+            epsilon=epsilon,
+            step_size=step_size,
+            steps=steps,
+            norm=threat.norm,
+            start=start,
+            rng=rng,
+        )
 
     five = attack_step(loss, 5)
     adversarial = {
@@ -123,7 +152,10 @@ def _attacked(model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: 
         "erased": attack_step(loss, ERASING_STEPS, epsilon=radius, step_size=radius / 4),
         "grey": torch.full_like(x, 0.5),
     }
-    gradients = {"loss_gradient": _gradient(model, x, loss), "margin_gradient": _gradient(model, x, cw_margin(labels))}
+    gradients = {
+        "loss_gradient": _gradient(model, x, loss),
+        "margin_gradient": _gradient(model, x, cw_margin(labels)),
+    }
     with torch.no_grad():
         logits = {name: model(adv) for name, adv in adversarial.items()}
         logits["noise"] = logits["square"] = model(x)
@@ -133,12 +165,16 @@ def _attacked(model: Module, x: Tensor, labels: Tensor, threat: Threat, radius: 
         left = _kept(logits["pgd20"], labels) & _kept(logits["cw30"], labels)
         if bool(left.any()):
             adv = x.clone()
-            adv[left] = square_attack(model, x[left], labels[left], threat, queries=queries, seed=derive(seed, "square"))
+            adv[left] = square_attack(
+                model, x[left], labels[left], threat, queries=queries, seed=derive(seed, "square")
+            )
             logits["square"] = model(adv)
     return gradients | logits
 
 
-def square_attack(model: Module, x: Tensor, labels: Tensor, threat: Threat, *, queries: int, seed: int) -> Tensor:
+def square_attack(
+    model: Module, x: Tensor, labels: Tensor, threat: Threat, *, queries: int, seed: int
+) -> Tensor:
     """Return the images after the official Square attack (Andriushchenko et al. 2020), which asks for logits alone."""
     geometry = GEOMETRIES[threat.norm]
     height, width = x.shape[2:]
@@ -150,7 +186,9 @@ def square_attack(model: Module, x: Tensor, labels: Tensor, threat: Threat, *, q
         order = torch.linspace(0, 1e-9, logits.shape[1], dtype=logits.dtype, device=logits.device)
         return logits - order * logits.abs().amax(1, keepdim=True).clamp(min=1)
 
-    attack = SquareAttack(scores, norm=geometry.square, n_queries=queries, eps=threat.epsilon, seed=seed, device=x.device)
+    attack = SquareAttack(
+        scores, norm=geometry.square, n_queries=queries, eps=threat.epsilon, seed=seed, device=x.device
+    )
     with forked_rng(), torch.no_grad():  # it seeds the global generator
         adv: Tensor = attack.perturb(F.pad(x, (0, columns - width, 0, rows - height)), labels)
     return adv[..., :height, :width]

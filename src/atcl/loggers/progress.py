@@ -34,11 +34,19 @@ class ProgressBar:
 class RunProgress(ProgressBar, Watcher):
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, console: Console, beside: "RunProgress | None" = None, label: str = "", opening: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        console: Console,
+        beside: "RunProgress | None" = None,
+        label: str = "",
+        opening: Sequence[str] = (),
+    ) -> None:
         self.console, self.label = console, label
         self.opening = list(opening)  # said before anything else, and not at all where the run is refused
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}")
-        self.bar = beside.bar if beside else Progress(*columns, console=console)  # several runs share one display
+        self.bar = (
+            beside.bar if beside else Progress(*columns, console=console)
+        )  # several runs share one display
         self.costs: dict[tuple[int, int], int] = {}
         self.paid, self.rates = 0, list[float]()
 
@@ -50,7 +58,10 @@ class RunProgress(ProgressBar, Watcher):
         """Show what is about to run."""
         self.costs = {place: cost for place, cost in costs(run.recipe).items() if place > (stage, epoch)}
         if epoch:
-            self.notify(f"going on after epoch {epoch}" + (f" of stage {stage + 1}" if len(run.recipe.stages) > 1 else ""))
+            self.notify(
+                f"going on after epoch {epoch}"
+                + (f" of stage {stage + 1}" if len(run.recipe.stages) > 1 else "")
+            )
         self.epochs = [stage.epochs for stage in run.recipe.stages]
         self.task = self.bar.add_task(f"{self.label}starting", total=sum(self.costs.values()), left="")
         self.total = sum(self.costs.values())
@@ -76,7 +87,9 @@ class RunProgress(ProgressBar, Watcher):
 
 
 @contextmanager
-def progress_bars(console: Console, names: Sequence[str], opening: Sequence[str] = ()) -> Iterator[list[RunProgress]]:
+def progress_bars(
+    console: Console, names: Sequence[str], opening: Sequence[str] = ()
+) -> Iterator[list[RunProgress]]:
     """Show several runs in one display, each line with the name of its run."""
     with RunProgress(console, label=f"{names[0]}: " if len(names) > 1 else "", opening=opening) as first:
         yield [first, *(RunProgress(console, first, f"{name}: ") for name in names[1:])]
@@ -87,8 +100,13 @@ class EvaluationProgress(ProgressBar):
 
     def __init__(self, console: Console) -> None:
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
         self.console = console
         self.tasks: dict[str, TaskID] = {}
 

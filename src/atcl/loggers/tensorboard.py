@@ -19,12 +19,18 @@ def check_installed() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise AtclError("TensorBoard is not installed: pip install 'atcl[tensorboard]', or leave out --tensorboard") from None
+        raise AtclError(
+            "TensorBoard is not installed: pip install 'atcl[tensorboard]', or leave out --tensorboard"
+        ) from None
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a record under their names, with `/` in the place of dots, by which TensorBoard groups them."""
-    numbers = {key: value for key, value in record.items() if key not in PLACE and isinstance(value, int | float) and not isinstance(value, bool)}
+    numbers = {
+        key: value
+        for key, value in record.items()
+        if key not in PLACE and isinstance(value, int | float) and not isinstance(value, bool)
+    }
     return {key.replace(".", "/"): float(value) for key, value in numbers.items() if math.isfinite(value)}
 
 

@@ -35,8 +35,12 @@ class Loss:
     of: Callable[[Tensor, Targets], Tensor]
     single: bool = False  # needs exactly one complementary label for each image
     guesses: bool = True  # knows what to do with a pseudo-label (gamma < 1)
-    by_class: bool = False  # a sum of risks of classes, each a mean over some of the batch: not a mean over images
-    estimates: OrdinaryLoss | None = None  # the ordinary loss whose risk it is an unbiased estimate of, for uniform labels
+    by_class: bool = (
+        False  # a sum of risks of classes, each a mean over some of the batch: not a mean over images
+    )
+    estimates: OrdinaryLoss | None = (
+        None  # the ordinary loss whose risk it is an unbiased estimate of, for uniform labels
+    )
 
     def __call__(self, logits: Tensor, targets: Targets) -> Tensor:
         return self.of(logits, targets)
@@ -75,7 +79,33 @@ LOSSES: dict[str, Loss] = {
 }
 
 __all__ = [
-    "LOSSES", "PAPER", "Loss", "Ordinary", "Targets", "absolute_error", "cpe", "cross_entropy", "decode", "exp", "forward", "free", "ga",
-    "generalized_cross_entropy", "l_uw", "l_w", "log", "names_of", "nn", "pairwise", "partially_huberised", "pc", "scarce", "scl_exp", "scl_nl",
-    "squared_error", "unbiased", "unbiased_each", "uniform_transition",
-]  # fmt: skip
+    "LOSSES",
+    "PAPER",
+    "Loss",
+    "Ordinary",
+    "Targets",
+    "absolute_error",
+    "cpe",
+    "cross_entropy",
+    "decode",
+    "exp",
+    "forward",
+    "free",
+    "ga",
+    "generalized_cross_entropy",
+    "l_uw",
+    "l_w",
+    "log",
+    "names_of",
+    "nn",
+    "pairwise",
+    "partially_huberised",
+    "pc",
+    "scarce",
+    "scl_exp",
+    "scl_nl",
+    "squared_error",
+    "unbiased",
+    "unbiased_each",
+    "uniform_transition",
+]

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from atcl.losses.paper import class_risks, uniform_transition
 from atcl.losses.targets import Targets
 
-OrdinaryLoss = Callable[[Tensor], Tensor]  # logits -> (n, K): the loss of each image for each possible true class
+OrdinaryLoss = Callable[
+    [Tensor], Tensor
+]  # logits -> (n, K): the loss of each image for each possible true class
 
 
 def unbiased(logits: Tensor, targets: Targets, ordinary: OrdinaryLoss) -> Tensor:
@@ -59,7 +61,9 @@ def partially_huberised(logits: Tensor, tau: float = 10.0) -> Tensor:
 
 def pairwise(logits: Tensor) -> Tensor:
     """The ordinary loss that PC estimates: the sigmoid loss of the true class against each other class, summed."""
-    return torch.sigmoid(logits[:, None, :] - logits[:, :, None]).sum(2) - 0.5  # less the class against itself
+    return (
+        torch.sigmoid(logits[:, None, :] - logits[:, :, None]).sum(2) - 0.5
+    )  # less the class against itself
 
 
 def pc(logits: Tensor, targets: Targets) -> Tensor:
@@ -106,12 +110,19 @@ def decode(estimates: Tensor, transition: Tensor | None = None) -> Tensor:
 def scarce(logits: Tensor, targets: Targets, class_prior: Tensor | None = None) -> Tensor:
     """SCARCE (Wang et al. 2024): for each class, being it against not, from images it was ruled out for and all images."""
     ruled_out = (~targets.candidates).to(logits)  # (n, K)
-    share = ruled_out / ruled_out.sum(0).clamp(min=1)  # (n, K): the columns average over the images that a class was ruled out for
+    share = ruled_out / ruled_out.sum(0).clamp(
+        min=1
+    )  # (n, K): the columns average over the images that a class was ruled out for
     # Paper: p(true = k), known or estimated; official code: 1 / K.
     wrong = 1 - (1 / targets.classes if class_prior is None else class_prior)  # p(true != k)
-    is_class, is_not = F.softplus(-logits), F.softplus(logits)  # (n, K): the logistic losses of "it is k" and "it is not k"
+    is_class, is_not = (
+        F.softplus(-logits),
+        F.softplus(logits),
+    )  # (n, K): the logistic losses of "it is k" and "it is not k"
     rest = wrong * (share * is_not).sum(0)
-    own = is_class.mean(0) - wrong * (share * is_class).sum(0)  # p(true = k) times a mean over class k, yet negative in many a batch
+    own = is_class.mean(0) - wrong * (share * is_class).sum(
+        0
+    )  # p(true = k) times a mean over class k, yet negative in many a batch
     return (rest + own.abs()).sum()
 
 

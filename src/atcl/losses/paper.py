@@ -48,7 +48,11 @@ def nn(logits: Tensor, targets: Targets) -> Tensor:
 
 def forward(logits: Tensor, targets: Targets) -> Tensor:
     """FORWARD (Yu et al. 2018): the negative log-likelihood of the complementary label under the transition matrix."""
-    transition = uniform_transition(targets.classes, logits.device) if targets.transition is None else targets.transition
+    transition = (
+        uniform_transition(targets.classes, logits.device)
+        if targets.transition is None
+        else targets.transition
+    )
     observed = transition.T[targets.complementary]  # (n, K): p(this complementary label | true = j)
     return -_log_support(logits, observed).mean()
 
@@ -75,5 +79,7 @@ def class_risks(logits: Tensor, targets: Targets) -> Tensor:
     count = complementary.sum(0)
     # Paper: a mean over images, so pi is the batch's own share; official code: pi is the dataset's share.
     prior = count / len(logits) if targets.prior is None else targets.prior
-    mean = complementary.T @ loss / count.clamp(min=1)[:, None]  # (K, K): row j, mean of l(k) over items labelled j
+    mean = (
+        complementary.T @ loss / count.clamp(min=1)[:, None]
+    )  # (K, K): row j, mean of l(k) over items labelled j
     return -(classes - 1) * prior * mean.diagonal() + prior @ mean

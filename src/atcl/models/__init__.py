@@ -20,4 +20,17 @@ MODELS: dict[str, Builder] = {
     "mlp": MLP,
 }
 
-__all__ = ["MLP", "MODELS", "Builder", "Derived", "Initial", "Normalize", "Official", "ResNet", "SmallCNN", "TinyCNN", "preact_resnet18", "resnet18"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "Builder",
+    "Derived",
+    "Initial",
+    "Normalize",
+    "Official",
+    "ResNet",
+    "SmallCNN",
+    "TinyCNN",
+    "preact_resnet18",
+    "resnet18",
+]

@@ -16,7 +16,9 @@ class Block(nn.Module):
         self.conv2, self.norm2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -44,10 +46,20 @@ class PreActBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages of blocks that halve the size, the mean over what is left, one linear layer."""
 
-    def __init__(self, classes: int, channels: int, block: type[Block] | type[PreActBlock], widths: list[int], depth: int, stem: int) -> None:
+    def __init__(
+        self,
+        classes: int,
+        channels: int,
+        block: type[Block] | type[PreActBlock],
+        widths: list[int],
+        depth: int,
+        stem: int,
+    ) -> None:
         super().__init__()
         pre = block is PreActBlock
-        self.stem = nn.Sequential(conv3x3(channels, stem), *([] if pre else [nn.BatchNorm2d(stem), nn.ReLU()]))
+        self.stem = nn.Sequential(
+            conv3x3(channels, stem), *([] if pre else [nn.BatchNorm2d(stem), nn.ReLU()])
+        )
         blocks, inputs = [], stem
         for number, width in enumerate(widths):
             for position in range(depth):

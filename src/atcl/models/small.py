@@ -14,7 +14,9 @@ class SmallCNN(nn.Module):
         super().__init__()
         channels, height, width = shape
         if min(height, width) < 16:
-            raise AtclError(f"SmallCNN shrinks its input by four after unpadded convolutions: {height}x{width} is too small, use tiny_cnn")
+            raise AtclError(
+                f"SmallCNN shrinks its input by four after unpadded convolutions: {height}x{width} is too small, use tiny_cnn"
+            )
         self.features = nn.Sequential(
             *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
@@ -22,7 +24,14 @@ class SmallCNN(nn.Module):
         left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
         last = nn.Linear(200, classes)
         self.classifier = nn.Sequential(
-            *(nn.Linear(64 * prod(left), 200), nn.ReLU(), nn.Dropout(0.5), nn.Linear(200, 200), nn.ReLU(), last),
+            *(
+                nn.Linear(64 * prod(left), 200),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(200, 200),
+                nn.ReLU(),
+                last,
+            ),
         )
         self.reset_parameters()
 

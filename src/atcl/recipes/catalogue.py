@@ -15,7 +15,14 @@ from atcl.recipes.schema import OWN, Recipe
 def on_own_data(wanted: Recipe) -> Recipe:
     """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
     own = DEFAULTS[OWN]
-    return replace(wanted, dataset=OWN, labels=own.labels, selection=own.selection, holdout=own.holdout, initial=own.initial)
+    return replace(
+        wanted,
+        dataset=OWN,
+        labels=own.labels,
+        selection=own.selection,
+        holdout=own.holdout,
+        initial=own.initial,
+    )
 
 
 def _offered(wanted: Recipe) -> bool:
@@ -24,7 +31,10 @@ def _offered(wanted: Recipe) -> bool:
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    f"{name}/{method}": partial(build, defaults) for name, defaults in DEFAULTS.items() for method, build in METHODS.items() if _offered(build(defaults))
+    f"{name}/{method}": partial(build, defaults)
+    for name, defaults in DEFAULTS.items()
+    for method, build in METHODS.items()
+    if _offered(build(defaults))
 }
 
 
@@ -37,7 +47,9 @@ def recipe(name: str) -> Recipe:
     """Return a recipe by its name, `dataset/method`."""
     for halves, whole in ((METHODS, f"digits/{name}"), (DEFAULTS, f"{name}/warmup-pla")):
         if name in list(halves):
-            raise AtclError(f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all")
+            raise AtclError(
+                f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all"
+            )
     return made(pick(RECIPES, name, "recipe"))
 
 

@@ -46,38 +46,91 @@ class DatasetDefaults:
     def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
         """Return full-strength adversarial training on the candidates, after `opening` epochs."""
         return Stage(
-            self.epochs, self.batch_size, self.optimizer, self.schedule(lr or self.lr, opening), budget=self.budget, augmentation=self.augmentation,
+            self.epochs,
+            self.batch_size,
+            self.optimizer,
+            self.schedule(lr or self.lr, opening),
+            budget=self.budget,
+            augmentation=self.augmentation,
             precision=self.precision,
-        )  # fmt: skip
+        )
 
     def schedule(self, lr: float, opening: int = 0, rise: int | None = None) -> Schedule:
         """Return the learning rate: a rise, then a tenth from each of the decay epochs after `opening`."""
         at = tuple(opening + epoch for epoch in self.decay)
-        return StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
+        return (
+            StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
+        )
 
 
 _MNIST = DatasetDefaults(
-    dataset="mnist", model="small_cnn", epochs=100, two_stage=(50, 50), batch_size=256, optimizer=Sgd(), lr=0.01,
-    budget=Budget(epsilon=0.3, step_size=0.01, steps=40), threat=Threat(epsilon=0.3, step_size=0.01), opening=10, scheduling=50,
-    natural_optimizer=Adam(weight_decay=1e-4), natural_lr=1e-3, shape=(1, 28, 28), precision=Precision("bf16", "tf32"),
-    direct_lr={"forward": 0.1, "free": 0.001, "nn": 0.01, "scl_nl": 0.1, "scl_exp": 0.05, "exp": 0.01, "log": 0.01},
+    dataset="mnist",
+    model="small_cnn",
+    epochs=100,
+    two_stage=(50, 50),
+    batch_size=256,
+    optimizer=Sgd(),
+    lr=0.01,
+    budget=Budget(epsilon=0.3, step_size=0.01, steps=40),
+    threat=Threat(epsilon=0.3, step_size=0.01),
+    opening=10,
+    scheduling=50,
+    natural_optimizer=Adam(weight_decay=1e-4),
+    natural_lr=1e-3,
+    shape=(1, 28, 28),
+    precision=Precision("bf16", "tf32"),
+    direct_lr={
+        "forward": 0.1,
+        "free": 0.001,
+        "nn": 0.01,
+        "scl_nl": 0.1,
+        "scl_exp": 0.05,
+        "exp": 0.01,
+        "log": 0.01,
+    },
     initial=Official(loader_draws=1),
-)  # fmt: skip
+)
 
 
 _CIFAR10 = DatasetDefaults(
-    dataset="cifar10", model="resnet18", epochs=120, two_stage=(50, 70), batch_size=128, optimizer=Sgd(weight_decay=5e-4), lr=0.01,
-    budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10), threat=Threat(epsilon=8 / 255, step_size=2 / 255), opening=40, scheduling=40,
-    natural_optimizer=Sgd(weight_decay=5e-4), natural_lr=0.01, decay=(30, 60), rise=5, augmentation=Augmentation(padding=4, flip=True),
-    precision=Precision("bf16", "bf16"), initial=Official(loader_draws=0),
-)  # fmt: skip
+    dataset="cifar10",
+    model="resnet18",
+    epochs=120,
+    two_stage=(50, 70),
+    batch_size=128,
+    optimizer=Sgd(weight_decay=5e-4),
+    lr=0.01,
+    budget=Budget(epsilon=8 / 255, step_size=2 / 255, steps=10),
+    threat=Threat(epsilon=8 / 255, step_size=2 / 255),
+    opening=40,
+    scheduling=40,
+    natural_optimizer=Sgd(weight_decay=5e-4),
+    natural_lr=0.01,
+    decay=(30, 60),
+    rise=5,
+    augmentation=Augmentation(padding=4, flip=True),
+    precision=Precision("bf16", "bf16"),
+    initial=Official(loader_draws=0),
+)
 
 
 _DIGITS = DatasetDefaults(
-    dataset="digits", model="tiny_cnn", epochs=80, two_stage=(50, 50), batch_size=32, optimizer=Adam(), lr=1e-3,
-    budget=Budget(epsilon=0.15, step_size=0.03, steps=10), threat=Threat(epsilon=0.15, step_size=0.015), opening=20, scheduling=40,
-    natural_optimizer=Adam(), natural_lr=1e-3, selection="last", shape=(1, 8, 8),
-)  # fmt: skip
+    dataset="digits",
+    model="tiny_cnn",
+    epochs=80,
+    two_stage=(50, 50),
+    batch_size=32,
+    optimizer=Adam(),
+    lr=1e-3,
+    budget=Budget(epsilon=0.15, step_size=0.03, steps=10),
+    threat=Threat(epsilon=0.15, step_size=0.015),
+    opening=20,
+    scheduling=40,
+    natural_optimizer=Adam(),
+    natural_lr=1e-3,
+    selection="last",
+    shape=(1, 8, 8),
+)
 
 
 DEFAULTS: dict[str, DatasetDefaults] = {
@@ -86,7 +139,9 @@ DEFAULTS: dict[str, DatasetDefaults] = {
     "kuzushiji": replace(_MNIST, dataset="kuzushiji"),
     "fashion": replace(_MNIST, dataset="fashion", initial=Derived()),  # not in the paper; MNIST's settings
     "cifar10": _CIFAR10,
-    "cifar100": replace(_CIFAR10, dataset="cifar100", initial=Derived()),  # not in the paper; CIFAR-10's settings
+    "cifar100": replace(
+        _CIFAR10, dataset="cifar100", initial=Derived()
+    ),  # not in the paper; CIFAR-10's settings
     "svhn": replace(_CIFAR10, dataset="svhn"),
     OWN: replace(
         _CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1, initial=Derived()

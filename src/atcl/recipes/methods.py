@@ -25,7 +25,9 @@ def oracle(defaults: DatasetDefaults) -> Recipe:
 
 def direct(defaults: DatasetDefaults, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
     """A complementary loss in the min-max problem, as it is: the combination that fails."""
-    return _recipe(defaults, replace(defaults.stage(defaults.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels)
+    return _recipe(
+        defaults, replace(defaults.stage(defaults.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels
+    )
 
 
 def direct_by(defaults: DatasetDefaults, optimizer: Sgd | Adam, lr: float) -> Recipe:
@@ -38,10 +40,16 @@ def two_stage(defaults: DatasetDefaults, teacher: str = "last", labels: LabelSou
     """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
     epochs, adversarial = defaults.two_stage
     first = replace(
-        defaults.stage(), epochs=epochs, optimizer=defaults.natural_optimizer, lr=defaults.schedule(defaults.natural_lr, opening=epochs), budget=Budget()
-    )  # fmt: skip
+        defaults.stage(),
+        epochs=epochs,
+        optimizer=defaults.natural_optimizer,
+        lr=defaults.schedule(defaults.natural_lr, opening=epochs),
+        budget=Budget(),
+    )
     # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
-    second = replace(defaults.stage(), epochs=adversarial, lr=defaults.schedule(defaults.lr, rise=0), teacher=teacher)
+    second = replace(
+        defaults.stage(), epochs=adversarial, lr=defaults.schedule(defaults.lr, rise=0), teacher=teacher
+    )
     return _recipe(defaults, first, second, labels=labels)
 
 
@@ -55,10 +63,18 @@ def pla(defaults: DatasetDefaults, loss: str = "log") -> Recipe:
     # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
     strength = CosineRise(1.0, over=0, after=defaults.opening)
     supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening)
-    return _recipe(defaults, replace(_falling(defaults, _warm(defaults, loss)), strength=strength, supervision=supervision))
+    return _recipe(
+        defaults,
+        replace(_falling(defaults, _warm(defaults, loss)), strength=strength, supervision=supervision),
+    )
 
 
-def warmup_pla(defaults: DatasetDefaults, loss: str = "log", grow: tuple[str, ...] = ("epsilon", "step_size"), labels: LabelSource | None = None) -> Recipe:
+def warmup_pla(
+    defaults: DatasetDefaults,
+    loss: str = "log",
+    grow: tuple[str, ...] = ("epsilon", "step_size"),
+    labels: LabelSource | None = None,
+) -> Recipe:
     """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
     return _recipe(defaults, replace(_falling(defaults, _warm(defaults, loss)), grow=grow), labels=labels)
 
@@ -66,7 +82,12 @@ def warmup_pla(defaults: DatasetDefaults, loss: str = "log", grow: tuple[str, ..
 def warmup_pla_fixed(defaults: DatasetDefaults) -> Recipe:
     """The method as the paper analyses it: gamma stays at 0.5."""
     # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where no prediction is remembered that could be guessed from.
-    return _recipe(defaults, replace(_falling(defaults, _warm(defaults)), gamma=StepDecay(1.0, at=(defaults.opening + 1,), factor=0.5)))
+    return _recipe(
+        defaults,
+        replace(
+            _falling(defaults, _warm(defaults)), gamma=StepDecay(1.0, at=(defaults.opening + 1,), factor=0.5)
+        ),
+    )
 
 
 def watched_by_all_rules(defaults: DatasetDefaults, method: Method) -> Recipe:
@@ -86,19 +107,30 @@ def pseudo_labels(defaults: DatasetDefaults, scheduling: int, gamma_falls: bool 
 def trades(defaults: DatasetDefaults) -> Recipe:
     """A natural opening, then TRADES with the pseudo-labels in the place of true ones."""
     opening = replace(
-        defaults.stage(), epochs=defaults.opening, budget=Budget(), lr=defaults.schedule(defaults.lr, opening=defaults.opening),
+        defaults.stage(),
+        epochs=defaults.opening,
+        budget=Budget(),
+        lr=defaults.schedule(defaults.lr, opening=defaults.opening),
         supervision=PseudoLabels(first=defaults.remember_from),
-    )  # fmt: skip
+    )
     rest = replace(
-        defaults.stage(), epochs=defaults.epochs - defaults.opening, lr=defaults.schedule(defaults.lr, rise=0), objective=Trades("scl_nl", on="clean", weight=1.0),
-        budget=_trades_budget(defaults), gamma=Constant(0.0), supervision=PseudoLabels(first=1, last=0), fresh=False,
-    )  # fmt: skip
+        defaults.stage(),
+        epochs=defaults.epochs - defaults.opening,
+        lr=defaults.schedule(defaults.lr, rise=0),
+        objective=Trades("scl_nl", on="clean", weight=1.0),
+        budget=_trades_budget(defaults),
+        gamma=Constant(0.0),
+        supervision=PseudoLabels(first=1, last=0),
+        fresh=False,
+    )
     return _recipe(defaults, opening, rest)
 
 
 def trades_log(defaults: DatasetDefaults) -> Recipe:
     """The attack of TRADES, and LOG of the adversarial images."""
-    return _recipe(defaults, replace(defaults.stage(), objective=_trades_attack(), budget=_trades_budget(defaults)))
+    return _recipe(
+        defaults, replace(defaults.stage(), objective=_trades_attack(), budget=_trades_budget(defaults))
+    )
 
 
 def trades_pla(defaults: DatasetDefaults) -> Recipe:
@@ -110,20 +142,36 @@ def trades_pla(defaults: DatasetDefaults) -> Recipe:
 def _recipe(defaults: DatasetDefaults, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
     """Return a recipe of these stages, with the task's labels unless said otherwise."""
     return Recipe(
-        defaults.dataset, labels or defaults.labels, defaults.model, stages, defaults.threat, defaults.selection, defaults.holdout, defaults.shape, initial=defaults.initial
+        defaults.dataset,
+        labels or defaults.labels,
+        defaults.model,
+        stages,
+        defaults.threat,
+        defaults.selection,
+        defaults.holdout,
+        defaults.shape,
+        initial=defaults.initial,
     )
 
 
 def _warm(defaults: DatasetDefaults, loss: str = "log") -> Stage:
     # Paper: "previous setups", which have a learning rate for each loss.
     stage = defaults.stage(defaults.direct_lr.get(loss), opening=defaults.opening)
-    return replace(stage, objective=MinMax(loss), strength=CosineRise(1.0, over=defaults.scheduling, after=defaults.opening))
+    return replace(
+        stage,
+        objective=MinMax(loss),
+        strength=CosineRise(1.0, over=defaults.scheduling, after=defaults.opening),
+    )
 
 
 def _falling(defaults: DatasetDefaults, stage: Stage) -> Stage:
     # Paper: the memory learns from the start until epsilon_e passes epsilon / 2; official code: not in epochs 1 to 5.
     supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening + defaults.scheduling // 2)
-    return replace(stage, gamma=LinearFall(1.0, over=defaults.scheduling, after=defaults.opening), supervision=supervision)
+    return replace(
+        stage,
+        gamma=LinearFall(1.0, over=defaults.scheduling, after=defaults.opening),
+        supervision=supervision,
+    )
 
 
 def _trades_attack() -> Trades:
@@ -146,7 +194,10 @@ METHODS: dict[str, Method] = {
     **{f"warmup-{loss.replace('_', '-')}": partial(warmup, loss=loss) for loss in PAPER if loss != "log"},
     "pla": pla,
     **{f"pla-{loss.replace('_', '-')}": partial(pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
-    **{f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss) for loss in ("scl_nl", "scl_exp", "exp")},
+    **{
+        f"warmup-pla-{loss.replace('_', '-')}": partial(warmup_pla, loss=loss)
+        for loss in ("scl_nl", "scl_exp", "exp")
+    },
     "warmup-pla-fixed": warmup_pla_fixed,
     "warmup-pla-k": partial(warmup_pla, grow=("steps",)),
     "warmup-pla-epsilon-k": partial(warmup_pla, grow=("epsilon", "steps")),

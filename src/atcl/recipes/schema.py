@@ -48,14 +48,20 @@ class Recipe:
         if not self.stages:
             raise AtclError("a recipe has at least one stage")
         if not self.stages[0].fresh or self.stages[0].teacher != "none":
-            raise AtclError("the first stage has no stage before it to go on from: leave fresh True and teacher none")
+            raise AtclError(
+                "the first stage has no stage before it to go on from: leave fresh True and teacher none"
+            )
         for before, stage in zip(self.stages, self.stages[1:], strict=False):
             if not stage.fresh and stage.optimizer != before.optimizer:
-                raise AtclError("a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh")
+                raise AtclError(
+                    "a stage that goes on from the one before keeps its optimiser: give both the same, or set fresh"
+                )
         for stage in self.stages:
             if loss_of(stage.objective).single and not (self.labels.single and stage.teacher == "none"):
                 others = names_of(lambda loss: not loss.single)
-                raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: else use one of {others}")
+                raise AtclError(
+                    f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: else use one of {others}"
+                )
         for number in range(len(self.stages)):
             self.rule(number)
 
@@ -80,10 +86,32 @@ class Recipe:
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Recipe, Stage, Budget, Precision, Threat, Sgd, Adam, MinMax, Trades, Constant, CosineRise, LinearFall, StepDecay,
-        CandidatesOnly, PseudoLabels, Augmentation, Ordinary, Complementary, RandomSets, Biased, FromFile, Given, Derived, Official,
+        Recipe,
+        Stage,
+        Budget,
+        Precision,
+        Threat,
+        Sgd,
+        Adam,
+        MinMax,
+        Trades,
+        Constant,
+        CosineRise,
+        LinearFall,
+        StepDecay,
+        CandidatesOnly,
+        PseudoLabels,
+        Augmentation,
+        Ordinary,
+        Complementary,
+        RandomSets,
+        Biased,
+        FromFile,
+        Given,
+        Derived,
+        Official,
     )
-}  # fmt: skip
+}
 
 
 OWN = "own"  # the dataset's name in the recipe of a run on data that the user brought

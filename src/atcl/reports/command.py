@@ -35,7 +35,15 @@ class Report:
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
         tell = Teller(console)
-        path = report(self.runs, self.out, images=self.images, gallery=self.gallery, device=self.device, data_dir=self.data_dir, notify=tell)
+        path = report(
+            self.runs,
+            self.out,
+            images=self.images,
+            gallery=self.gallery,
+            device=self.device,
+            data_dir=self.data_dir,
+            notify=tell,
+        )
         tell(f"the page lies in {path}")
 
 
@@ -49,9 +57,13 @@ class Teller:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def after_training(console: Console, runs: Sequence[Run], parent: Path, device: str, data_dir: Path | None) -> None:
+def after_training(
+    console: Console, runs: Sequence[Run], parent: Path, device: str, data_dir: Path | None
+) -> None:
     """Write the page of each run that was trained, and of several one for all; whatever goes wrong is told in a line, for the runs are done."""
-    pages = {run.folder / layout.REPORT: [run] for run in runs} | ({parent / layout.REPORT: list(runs)} if len(runs) > 1 else {})
+    pages = {run.folder / layout.REPORT: [run] for run in runs} | (
+        {parent / layout.REPORT: list(runs)} if len(runs) > 1 else {}
+    )
     if _written(Teller(console), pages, device, data_dir):
         Teller(console)(f"the page lies in {list(pages)[-1]}")
 
@@ -62,7 +74,9 @@ def after_evaluation(console: Console, run: Run, device: str, data_dir: Path | N
     if own.exists() and _written(tell, {own: [run]}, device, data_dir):
         tell(f"made anew: {own}")
     if shared.exists() and len(folders := [str(one.folder) for one in beside(run)]) > 1:
-        tell(f"{shared} is older than this: `{shlex.join(['atcl', 'report', *folders, '--out', str(shared)])}` makes it anew")
+        tell(
+            f"{shared} is older than this: `{shlex.join(['atcl', 'report', *folders, '--out', str(shared)])}` makes it anew"
+        )
 
 
 def beside(run: Run) -> list[Run]:
@@ -78,11 +92,16 @@ def beside(run: Run) -> list[Run]:
 def _written(tell: Teller, pages: Mapping[Path, Sequence[Run]], device: str, data_dir: Path | None) -> bool:
     runs = {run.folder: run for shown in pages.values() for run in shown}
     try:
-        looks = {folder: seen(run, len(runs), GALLERY_IMAGES, device, data_dir, None, None, tell) for folder, run in runs.items()}
+        looks = {
+            folder: seen(run, len(runs), GALLERY_IMAGES, device, data_dir, None, None, tell)
+            for folder, run in runs.items()
+        }
         for path, shown in pages.items():
             write(page(shown, looks), path)
     except Exception as error:  # what is trained or measured never fails for want of a page
         again = shlex.join(["atcl", "report", str(next(iter(runs)))])
-        tell(f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `{again}` tries again")
+        tell(
+            f"no page was written ({' '.join(str(error).split()) or type(error).__name__}); `{again}` tries again"
+        )
         return False
     return True

@@ -29,19 +29,47 @@ class Panel:
 PANELS = (
     Panel("test_natural", "Natural accuracy", "test images as they are", "%"),
     Panel("test_pgd20", "PGD20 accuracy", "test images under attack", "%"),
-    Panel("held_accuracy_natural", "Estimated accuracy", "from held-out complementary labels, without truth", "%", 100),
-    Panel("held_robust", "Estimated robust accuracy", "right and withstanding PGD20, from held-out labels, without truth", "%", 100),
+    Panel(
+        "held_accuracy_natural",
+        "Estimated accuracy",
+        "from held-out complementary labels, without truth",
+        "%",
+        100,
+    ),
+    Panel(
+        "held_robust",
+        "Estimated robust accuracy",
+        "right and withstanding PGD20, from held-out labels, without truth",
+        "%",
+        100,
+    ),
     Panel("held_scel_attacked", "Held-out loss under attack", "surrogate complementary loss"),
     Panel("epsilon", "Attack radius epsilon", "of the attack that trains"),
     Panel("steps", "Attack steps", "of the attack that trains", distinct=3),
     Panel("gamma", "Weight gamma", "of all candidates in the loss; the rest goes to the pseudo-label"),
-    Panel("pseudo_label_accuracy", "Right pseudo-labels", "of the training images; known to onlookers alone", "%", 100),
+    Panel(
+        "pseudo_label_accuracy",
+        "Right pseudo-labels",
+        "of the training images; known to onlookers alone",
+        "%",
+        100,
+    ),
     Panel("agreement", "Agreement", "attacked training images predicted as their pseudo-label", "%", 100),
-    Panel("inside", "Inside the candidates", "attacked training images whose prediction is not ruled out", "%", 100),
+    Panel(
+        "inside",
+        "Inside the candidates",
+        "attacked training images whose prediction is not ruled out",
+        "%",
+        100,
+    ),
     Panel("loss", "Training loss", "mean over the epoch"),
     Panel("lr", "Learning rate", "by epoch", distinct=2),
-    Panel("gradient.first_norm", "Gradient, first layer", "L2 norm, mean over the steps of the epoch", log=True),
-    Panel("gradient.last_norm", "Gradient, last layer", "L2 norm, mean over the steps of the epoch", log=True),
+    Panel(
+        "gradient.first_norm", "Gradient, first layer", "L2 norm, mean over the steps of the epoch", log=True
+    ),
+    Panel(
+        "gradient.last_norm", "Gradient, last layer", "L2 norm, mean over the steps of the epoch", log=True
+    ),
     Panel("gradient.variance", "Gradient directions", "variance over images, from 0 (all agree) to 1"),
 )
 
@@ -55,9 +83,14 @@ def drawn(groups: Sequence[Group]) -> dict[str, Any]:
 def _group(group: Group) -> dict[str, Any]:
     look = group.style
     return {
-        "label": group.label, "light": look.colour, "dark": on_dark(look.colour), "dash": DASHES[look.dash], "width": look.width,
-        "seeds": [one.run.seed for one in group.members], "chosen": sorted({one.epoch for one in group.finished if one.epoch}),
-    }  # fmt: skip
+        "label": group.label,
+        "light": look.colour,
+        "dark": on_dark(look.colour),
+        "dash": DASHES[look.dash],
+        "width": look.width,
+        "seeds": [one.run.seed for one in group.members],
+        "chosen": sorted({one.epoch for one in group.finished if one.epoch}),
+    }
 
 
 def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
@@ -71,16 +104,30 @@ def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
         return None
     log = _log(panel, lines)
     notes = [panel.about, *_notes(panel, groups), *(["logarithmic axis"] if log else [])]
-    return {"id": panel.key, "title": panel.title, "about": "; ".join(notes), "unit": panel.unit, "log": log, "lines": lines}
+    return {
+        "id": panel.key,
+        "title": panel.title,
+        "about": "; ".join(notes),
+        "unit": panel.unit,
+        "log": log,
+        "lines": lines,
+    }
 
 
 def _line(singles: Sequence[Points], scale: float, seeds: int) -> dict[str, Any]:
     """Return the mean over the seeds that have come so far, with its standard error; `n` counts them where they are not always all."""
     columns = columns_of(singles)
-    line: dict[str, Any] = {"x": list(columns), "y": [_short(scale * statistics.fmean(column)) for column in columns.values()]}
+    line: dict[str, Any] = {
+        "x": list(columns),
+        "y": [_short(scale * statistics.fmean(column)) for column in columns.values()],
+    }
     if len(singles) > 1:
-        line["e"] = [_short(scale * statistics.pstdev(column) / len(column) ** 0.5) for column in columns.values()]
-        line["singles"] = [{"x": list(one), "y": [_short(scale * value) for value in one.values()]} for one in singles]
+        line["e"] = [
+            _short(scale * statistics.pstdev(column) / len(column) ** 0.5) for column in columns.values()
+        ]
+        line["singles"] = [
+            {"x": list(one), "y": [_short(scale * value) for value in one.values()]} for one in singles
+        ]
     if any(len(column) < seeds for column in columns.values()):
         line["n"] = [len(column) for column in columns.values()]
     return line
@@ -91,7 +138,9 @@ def columns_of(singles: Sequence[Points]) -> dict[int, list[float]]:
     found = {}
     for epoch in sorted(set().union(*singles)):
         come = [one for one in singles if max(one) >= epoch]
-        if all(epoch in one for one in come):  # else seeds recorded now and then would make the mean jump to and fro
+        if all(
+            epoch in one for one in come
+        ):  # else seeds recorded now and then would make the mean jump to and fro
             found[epoch] = [one[epoch] for one in come]
     return found
 
@@ -101,8 +150,13 @@ def _notes(panel: Panel, groups: Sequence[Group]) -> list[str]:
     members = [one for group in groups for one in group.members]
     if not panel.key.startswith("test_"):
         return []
-    partly = any(sum(panel.key in record for record in one.recorded.records) < len(one.recorded.points(panel.key)) for one in members)
-    crafted = {kind for one in members for kind in one.crafted} - {"fp32"} if panel.key == "test_pgd20" else set()
+    partly = any(
+        sum(panel.key in record for record in one.recorded.records) < len(one.recorded.points(panel.key))
+        for one in members
+    )
+    crafted = (
+        {kind for one in members for kind in one.crafted} - {"fp32"} if panel.key == "test_pgd20" else set()
+    )
     first = [f"measured by onlookers on the first {TEST_IMAGES:,} at most"] if partly else []
     return first + ([f"per epoch crafted in {' and '.join(sorted(crafted))}"] if crafted else [])
 
@@ -132,7 +186,10 @@ def _short(value: float) -> float:
 def on_dark(colour: str) -> str:
     """Return a colour for the dark scheme: the same, or mixed with as much white as it takes to be seen (3:1)."""
     for share in range(0, 101, 5):
-        mixed = "#" + "".join(f"{round(int(colour[at : at + 2], 16) * (100 - share) / 100 + 255 * share / 100):02x}" for at in (1, 3, 5))
+        mixed = "#" + "".join(
+            f"{round(int(colour[at : at + 2], 16) * (100 - share) / 100 + 255 * share / 100):02x}"
+            for at in (1, 3, 5)
+        )
         if contrast(mixed, DARK) >= 3.2:
             return mixed
     return "#ffffff"
@@ -146,5 +203,7 @@ def contrast(one: str, two: str) -> float:
 
 def _luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

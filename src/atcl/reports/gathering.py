@@ -27,10 +27,15 @@ from atcl.training.selection import RULES
 METHOD_TITLES = {  # methods -> how figures call them
     "oracle": "oracle",
     **dict.fromkeys(("two-stage", "two-stage-test-teacher", "two-stage-mcl", "two-stage-rules"), "two-stage"),
-    **dict.fromkeys(("warmup-pla", "warmup-pla-mcl", "warmup-pla-rules", "warmup-pla-fixed"), "warm-up + PLA"),
+    **dict.fromkeys(
+        ("warmup-pla", "warmup-pla-mcl", "warmup-pla-rules", "warmup-pla-fixed"), "warm-up + PLA"
+    ),
     **dict.fromkeys(("warmup",), "warm-up"),
     "pla": "PLA",
-    **{f"direct-{loss.lower().replace('_', '-')}": loss for loss in ("LOG", "EXP", "FORWARD", "FREE", "NN", "SCL_NL", "SCL_EXP")},
+    **{
+        f"direct-{loss.lower().replace('_', '-')}": loss
+        for loss in ("LOG", "EXP", "FORWARD", "FREE", "NN", "SCL_NL", "SCL_EXP")
+    },
     **dict.fromkeys(("direct-log-mcl", "direct-log-sgd", "direct-log-adam"), "LOG"),
     "direct-exp-mcl": "EXP",
     "trades": "TRADES",
@@ -55,9 +60,13 @@ class RunSummary:
     @staticmethod
     def of(run: Run) -> "RunSummary":
         """Read the files of a run."""
-        records, observed = (tuple(journal.read(run.folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS))
+        records, observed = (
+            tuple(journal.read(run.folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS)
+        )
         result = run.result if (run.folder / layout.RESULT).exists() else None
-        if result is not None and (lacking := [key for key in ("selection", "last_epoch", "flags") if key not in result]):
+        if result is not None and (
+            lacking := [key for key in ("selection", "last_epoch", "flags") if key not in result]
+        ):
             raise AtclError(
                 f"{run.folder / 'result.json'} lacks {', '.join(lacking)}: it is not of this version; leave the run out, or train it again"
             )
@@ -114,7 +123,9 @@ class Group:
     def seeds(self) -> str:
         """The seeds that are finished, in words, and how many are not."""
         named = self.finished or self.members
-        return f"seed{'s' * (len(named) > 1)} {', '.join(str(one.run.seed) for one in named)}" + (f" ({self.pending})" if self.pending else "")
+        return f"seed{'s' * (len(named) > 1)} {', '.join(str(one.run.seed) for one in named)}" + (
+            f" ({self.pending})" if self.pending else ""
+        )
 
     @property
     def pending(self) -> str:
@@ -134,7 +145,11 @@ class Group:
 
     def cell(self, attack: str, *, last: bool = False) -> Cell:
         """Return what was measured by an attack over the seeds, beside what is published for this recipe where the paper chose alike."""
-        found = [metrics[attack] for one in self.finished if attack in (metrics := one.last if last else one.metrics)]
+        found = [
+            metrics[attack]
+            for one in self.finished
+            if attack in (metrics := one.last if last else one.metrics)
+        ]
         flags = tuple(sorted({flag for one in found for flag in one.get("flags") or ()}))
         theirs = (published(self.recipe) or {}).get(attack) if self.rule == RULE and not last else None
         return Cell(tuple(one["accuracy"] for one in found), flags, theirs)
@@ -148,10 +163,19 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         kind = (run.name, run.recipe, run.classes, _source(run))
         found.setdefault((kind, times[kind, run.seed]), []).append(RunSummary.of(run))
         times[kind, run.seed] += 1
-    groups = [Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members)) for members in found.values()]
+    groups = [
+        Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members))
+        for members in found.values()
+    ]
     labels, styles = [group.label for group in groups], _styles(groups)
     return [
-        replace(group, label=f"{group.label} ({detail(group, groups)})" if labels.count(group.label) > 1 else group.label, style=style)
+        replace(
+            group,
+            label=f"{group.label} ({detail(group, groups)})"
+            if labels.count(group.label) > 1
+            else group.label,
+            style=style,
+        )
         for group, style in zip(groups, styles, strict=True)
     ]
 
@@ -160,8 +184,13 @@ def _styles(groups: Sequence[Group]) -> list[Style]:
     """Return a look for each group: that of its method, which of several the recipe as it is has; others take one that is free, of another dash."""
     found: dict[int, Style] = {}
     for at in sorted(range(len(groups)), key=lambda at: overrides(groups[at].members[0].run) != []):
-        own, free = groups[at].style, [one for one in (*SERIES, *STYLES.values()) if one not in found.values()]
-        found[at] = own if own not in found.values() else next((one for one in free if one.dash != own.dash), own)
+        own, free = (
+            groups[at].style,
+            [one for one in (*SERIES, *STYLES.values()) if one not in found.values()],
+        )
+        found[at] = (
+            own if own not in found.values() else next((one for one in free if one.dash != own.dash), own)
+        )
     return [found[at] for at in range(len(groups))]
 
 
@@ -192,11 +221,18 @@ def detail(group: Group, groups: Sequence[Group]) -> str:
     told = [run.name] if len(named) < len(alike) else []
     if len(same) < len(named):
         changed = overrides(run)
-        words = " ".join(changed[:4]).replace("--", "") + (" …" if len(changed) > 4 else "") if changed else digest(run.recipe)
+        words = (
+            " ".join(changed[:4]).replace("--", "") + (" …" if len(changed) > 4 else "")
+            if changed
+            else digest(run.recipe)
+        )
         told = [words if changed else f"{run.name}, {words}"]
     if len(same) > 1:
         places = [other.members[0].run.folder.resolve() for other in same]
-        told.append(os.path.relpath(run.folder.resolve(), os.path.commonpath(places)) + (", …" if len(group.members) > 1 else ""))
+        told.append(
+            os.path.relpath(run.folder.resolve(), os.path.commonpath(places))
+            + (", …" if len(group.members) > 1 else "")
+        )
     return ", ".join(told)
 
 
@@ -207,7 +243,12 @@ def overrides(run: Run) -> list[str] | None:
     plain = recipe(run.name)
     before = set(options(plain))
     try:
-        words = [word for line in options(run.recipe) if line not in before and line.startswith("--") for word in shlex.split(line)]
+        words = [
+            word
+            for line in options(run.recipe)
+            if line not in before and line.startswith("--")
+            for word in shlex.split(line)
+        ]
         same = (overridden(plain, words, "atcl train") if words else plain) == run.recipe
     except (AtclError, ValueError):  # ValueError: a line that no shell would read
         return None
@@ -222,7 +263,9 @@ def rerun(told: RunSummary) -> str:
     if words is None or run.recipe.model not in MODELS:
         # what files say becomes part of a line only as a literal or a bare name: nobody should copy what a stranger wrote
         model = run.recipe.model if str(run.recipe.model).isidentifier() else "MODEL"
-        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={model}" * (run.recipe.model not in MODELS)
+        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={model}" * (
+            run.recipe.model not in MODELS
+        )
         return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed!r}{yours}, out={again!r})"
     own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
     on_cpu = "CPU" in str(place.get("device", ""))
@@ -231,10 +274,26 @@ def rerun(told: RunSummary) -> str:
     looks = {"gradients": "gradient.variance", "attacks": "attack.log.cosine", "test": "test_pgd20"}
     observe = [name for name, key in looks.items() if key in observed]
     said = shlex.join(
-        ["atcl", "train", run.name, *words, *own, "--seed", str(run.seed), *device, *(["--observe", *observe] if observe else []), "--out", again]
+        [
+            "atcl",
+            "train",
+            run.name,
+            *words,
+            *own,
+            "--seed",
+            str(run.seed),
+            *device,
+            *(["--observe", *observe] if observe else []),
+            "--out",
+            again,
+        ]
     )
     # on a CPU the number of threads decides the last bits
-    return f"OMP_NUM_THREADS={place['threads']} {said}" if on_cpu and isinstance(place.get("threads"), int) else said
+    return (
+        f"OMP_NUM_THREADS={place['threads']} {said}"
+        if on_cpu and isinstance(place.get("threads"), int)
+        else said
+    )
 
 
 def chosen_by(told: RunSummary) -> str:

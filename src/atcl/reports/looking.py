@@ -26,7 +26,9 @@ from atcl.runs import layout
 from atcl.runs.problem import Build
 from atcl.runs.run import Run
 
-GALLERY_BATCH = 500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there
+GALLERY_BATCH = (
+    500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there
+)
 MOST = 2000  # images
 BINS = 10
 # floating-point operations that a look may cost: some seconds
@@ -63,21 +65,35 @@ def its_test_set(run: Run, data_dir: Path | None = None) -> Split:
     """Return the test set that a run was made with."""
     test = pick(DATASETS, run.recipe.dataset, "dataset")(data_dir).test
     if fingerprint_of(test) != read_json(run.folder / layout.RECIPE).get("test"):
-        raise AtclError("the test set that was found is not the one that the run was made with: give its folder with --data-dir")
+        raise AtclError(
+            "the test set that was found is not the one that the run was made with: give its folder with --data-dir"
+        )
     return test
 
 
 def predictions_for(
-    run: Run, *, data_dir: Path | None = None, device: str = "auto", images: int = 12, build: Build | None = None, test: Split | None = None
+    run: Run,
+    *,
+    data_dir: Path | None = None,
+    device: str = "auto",
+    images: int = 12,
+    build: Build | None = None,
+    test: Split | None = None,
 ) -> Predictions:
     """Return what a run's chosen model says of a sample of its test set, as many images as take some seconds."""
     if test is None and run.recipe.dataset == OWN:
-        raise AtclError("this run learnt from data of your own, and no pictures with true classes are kept with it")
+        raise AtclError(
+            "this run learnt from data of your own, and no pictures with true classes are kept with it"
+        )
     model = run.model(device, build)
-    return predict_and_attack(model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16))
+    return predict_and_attack(
+        model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16)
+    )
 
 
-def predict_and_attack(model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0) -> Predictions:
+def predict_and_attack(
+    model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0
+) -> Predictions:
     """Return what a model says of images before and after PGD20; where not all are looked at, they are drawn by the seed."""
     device = device_of(model, test.x.device)
     price = cost(model, test)
@@ -99,14 +115,18 @@ def predict_and_attack(model: Module, test: Split, threat: Threat, *, at_least: 
                 twins.append(adv.cpu())
                 attacked.append(_probabilities(model, adv))
     x = as_float(test.x[index[:attacked_images]])
-    return Predictions(index, true, torch.cat(natural), x, torch.cat(twins), torch.cat(attacked), len(test), threat)
+    return Predictions(
+        index, true, torch.cat(natural), x, torch.cat(twins), torch.cat(attacked), len(test), threat
+    )
 
 
 @torch.no_grad()
 def _probabilities(model: Module, x: Tensor) -> Tensor:
     logits: Tensor = model(x)
     if not bool(logits.isfinite().all()):
-        raise AtclError("the model returns numbers that are not finite: there is nothing to show of its predictions")
+        raise AtclError(
+            "the model returns numbers that are not finite: there is nothing to show of its predictions"
+        )
     return logits.float().softmax(1).cpu()
 
 
@@ -118,7 +138,9 @@ def cost(model: Module, test: Split) -> int:
         nonlocal total
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(output, Tensor):
-            total += 2 * weight.numel() * (output.numel() // len(weight))  # each weight serves every place of its output
+            total += (
+                2 * weight.numel() * (output.numel() // len(weight))
+            )  # each weight serves every place of its output
 
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     try:
@@ -136,7 +158,13 @@ def calibration(probabilities: Tensor, true: Tensor, bins: int = BINS) -> list[B
     right = (predicted == true).double()
     place = (confidence * bins).long().clamp(max=bins - 1)
     return [
-        Bin(one / bins, (one + 1) / bins, int(mask.sum()), float(confidence[mask].mean()), float(right[mask].mean()))
+        Bin(
+            one / bins,
+            (one + 1) / bins,
+            int(mask.sum()),
+            float(confidence[mask].mean()),
+            float(right[mask].mean()),
+        )
         for one in range(bins)
         if bool((mask := place == one).any())
     ]
@@ -144,7 +172,9 @@ def calibration(probabilities: Tensor, true: Tensor, bins: int = BINS) -> list[B
 
 def calibration_error(bins: Sequence[Bin]) -> float:
     """Return the expected calibration error: the mean distance of confidence and accuracy, each bin counted by its images."""
-    return sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / sum(one.images for one in bins)
+    return sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / sum(
+        one.images for one in bins
+    )
 
 
 def confusion(predicted: Tensor, true: Tensor, classes: int) -> Tensor:
@@ -156,7 +186,10 @@ def outcomes(seen: Predictions) -> list[str]:
     """Return for each attacked image whether it stays right, is turned, or was wrong before the attack."""
     m = len(seen.adv)
     before, after = (found.argmax(1) == seen.true[:m] for found in (seen.natural[:m], seen.attacked))
-    return ["wrong" if not first else "stays" if then else "turned" for first, then in zip(before.tolist(), after.tolist(), strict=True)]
+    return [
+        "wrong" if not first else "stays" if then else "turned"
+        for first, then in zip(before.tolist(), after.tolist(), strict=True)
+    ]
 
 
 def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int]:
@@ -164,7 +197,10 @@ def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int
 
     Where either is missing, one that was wrong before the attack takes its place.
     """
-    left = {kind: [place for place, one in enumerate(outcome) if one == kind] for kind in ("stays", "turned", "wrong")}
+    left = {
+        kind: [place for place, one in enumerate(outcome) if one == kind]
+        for kind in ("stays", "turned", "wrong")
+    }
     shown: dict[int, int] = {}
     found: list[int] = []
     while len(found) < number and any(left.values()):
@@ -185,7 +221,9 @@ def magnification(seen: Predictions, places: Sequence[int]) -> float:
 
 def picture(image: Tensor, side: int) -> str:
     """Return an image (C, H, W) in [0, 1] as a PNG data URI, no larger than `side` each way."""
-    visible = image if len(image) == 3 else image.mean(0, keepdim=True)  # other than grey and colour have no look of their own
+    visible = (
+        image if len(image) == 3 else image.mean(0, keepdim=True)
+    )  # other than grey and colour have no look of their own
     pixels = (visible.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     shown = Image.fromarray(pixels[..., 0] if len(visible) == 1 else pixels)
     if max(shown.size) > side:

@@ -13,15 +13,23 @@ def making(told: RunSummary) -> Markup:
     result = told.result or {}
     place = result.get("environment", {})
     facts = {
-        "run": str(told.run.folder), "seed": told.run.seed, "reported": chosen_by(told),
-        "per epoch": f"PGD20 on the test set, crafted in {' and '.join(sorted(told.crafted))}" if told.crafted else None,
+        "run": str(told.run.folder),
+        "seed": told.run.seed,
+        "reported": chosen_by(told),
+        "per epoch": f"PGD20 on the test set, crafted in {' and '.join(sorted(told.crafted))}"
+        if told.crafted
+        else None,
         "training": f"{result['training_seconds']:,.0f} s" if "training_seconds" in result else None,
         "engine": _engine(result["engine"]) if "engine" in result else None,
         **{key: _plain(value) for key, value in place.items()},
         "data": " ".join(str(value) for value in result.get("data", {}).values() if value) or None,
-        "model": f"{result['model']['bytes']:,} bytes, sha256 {result['model']['sha256'][:16]}…" if "model" in result else None,
-    }  # fmt: skip
-    rows: list[tuple[Child, list[Child]]] = [(key, [str(value)]) for key, value in facts.items() if value is not None]
+        "model": f"{result['model']['bytes']:,} bytes, sha256 {result['model']['sha256'][:16]}…"
+        if "model" in result
+        else None,
+    }
+    rows: list[tuple[Child, list[Child]]] = [
+        (key, [str(value)]) for key, value in facts.items() if value is not None
+    ]
     command = el(
         "div",
         el("pre", el("code", rerun(told)), tabindex=0, aria_label="Command to rerun"),
@@ -47,7 +55,11 @@ def making(told: RunSummary) -> Markup:
 def _engine(told: dict[str, Any]) -> str:
     peak = f"{told['peak_gpu_bytes'] / 2**30:.2f} GiB of GPU memory" if told.get("peak_gpu_bytes") else ""
     together = f"{told['together']} runs at once" if told.get("together", 1) > 1 else ""
-    return ", ".join(part for part in (str(told.get("name")), "compiled" if told.get("compiled") else "", together, peak) if part)
+    return ", ".join(
+        part
+        for part in (str(told.get("name")), "compiled" if told.get("compiled") else "", together, peak)
+        if part
+    )
 
 
 def _plain(value: Any) -> str:

@@ -17,7 +17,9 @@ class Markup(str):
 Child = Markup | str | int | None
 
 
-def el(name: str, /, *children: "Child | Iterable[Child]", **attributes: str | int | float | bool | None) -> Markup:
+def el(
+    name: str, /, *children: "Child | Iterable[Child]", **attributes: str | int | float | bool | None
+) -> Markup:
     """Return an element; `class_` and `for_` name attributes that Python keeps for itself, `_` in a name becomes `-`, None leaves one out."""
     told = "".join(_attribute(key, value) for key, value in attributes.items())
     inside = "".join(map(text, children))
@@ -38,7 +40,10 @@ def text(child: "Child | Iterable[Child]") -> Markup:
 def embedded(data: Any) -> Markup:
     """Return data as JSON that can stand inside a script element: no `<` in it could end that element."""
     return Markup(
-        json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+        json.dumps(data, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
     )
 
 

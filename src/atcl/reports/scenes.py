@@ -4,7 +4,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from atcl.reports.looking import BINS, Bin, Predictions, calibration, calibration_error, chosen, confusion, magnification, outcomes, picture, side_for
+from atcl.reports.looking import (
+    BINS,
+    Bin,
+    Predictions,
+    calibration,
+    calibration_error,
+    chosen,
+    confusion,
+    magnification,
+    outcomes,
+    picture,
+    side_for,
+)
 from atcl.reports.markup import Child, Markup, el
 from atcl.reports.parts import scrolled, table
 from atcl.reports.sections import ball_of
@@ -36,10 +48,14 @@ def _gallery(seen: Predictions, names: Sequence[str], images: int, room: int) ->
         for kind, word in (("all", "all"), *((kind, WORDS[kind]) for kind in kinds))
     ]
     return el(
-        "div", el("h3", "Images and their adversarial twins"), el("p", said, class_="fine"),
-        el("div", filters, class_="filters", role="group", aria_label="Images shown") if len(kinds) > 1 else None,
+        "div",
+        el("h3", "Images and their adversarial twins"),
+        el("p", said, class_="fine"),
+        el("div", filters, class_="filters", role="group", aria_label="Images shown")
+        if len(kinds) > 1
+        else None,
         el("ul", cards, class_="gallery") if cards else None,
-    )  # fmt: skip
+    )
 
 
 def _card(seen: Predictions, place: int, kind: str, names: Sequence[str], zoom: float, side: int) -> Markup:
@@ -51,8 +67,15 @@ def _card(seen: Predictions, place: int, kind: str, names: Sequence[str], zoom: 
         _view(picture(adv, side), f"adversarial twin of test image {number}", "twin"),
         _view(picture(difference, side), f"difference of the two, magnified {zoom:.3g} times", "difference"),
     ]
-    head = el("div", el("strong", names[true]), el("span", WORDS[kind], class_=f"outcome {kind}"), class_="head")
-    says = el("div", _says("before", seen.natural[place], true, names), _says("after", seen.attacked[place], true, names), class_="says")
+    head = el(
+        "div", el("strong", names[true]), el("span", WORDS[kind], class_=f"outcome {kind}"), class_="head"
+    )
+    says = el(
+        "div",
+        _says("before", seen.natural[place], true, names),
+        _says("after", seen.attacked[place], true, names),
+        class_="says",
+    )
     return el("li", head, el("div", views, class_="views"), says, class_="card", data_kind=kind)
 
 
@@ -78,7 +101,10 @@ def _says(when: str, probabilities: Tensor, true: int, names: Sequence[str]) -> 
 def _calibrations(seen: Predictions) -> Markup:
     m = len(seen.attacked)
     parts = [("as they are", seen.natural, seen.true), ("under PGD20", seen.attacked, seen.true[:m])]
-    charts = [_reliability(f"{len(true):,} images {words}", calibration(found, true)) for words, found, true in parts]
+    charts = [
+        _reliability(f"{len(true):,} images {words}", calibration(found, true))
+        for words, found, true in parts
+    ]
     about = "Is a prediction right as often as the model is sure? On the dashed line it is; below it the model is too sure. Numbers count images."
     return el("div", el("h3", "Calibration"), el("p", about, class_="fine"), el("div", charts, class_="pair"))
 
@@ -93,40 +119,88 @@ def _reliability(words: str, bins: Sequence[Bin]) -> Markup:
         y = top + tall * (1 - share)
         shapes += [
             el("line", x1=left, x2=width - right, y1=f"{y:.1f}", y2=f"{y:.1f}", class_="grid"),
-            el("text", f"{100 * share:.0f}", x=left - 6, y=f"{y + 3.5:.1f}", class_="tick", text_anchor="end"),
+            el(
+                "text", f"{100 * share:.0f}", x=left - 6, y=f"{y + 3.5:.1f}", class_="tick", text_anchor="end"
+            ),
         ]
     for one in bins:
         x, y = left + round(one.low * BINS) * across, top + tall * (1 - one.accuracy)
         shapes += [
-            el("rect", x=f"{x + 1.5:.1f}", y=f"{y:.1f}", width=f"{across - 3:.1f}", height=f"{max(0.8, tall * one.accuracy):.1f}", class_="bar"),
-            el("text", one.images, x=f"{x + across / 2:.1f}", y=f"{y - 4:.1f}", class_="tick", text_anchor="middle"),
+            el(
+                "rect",
+                x=f"{x + 1.5:.1f}",
+                y=f"{y:.1f}",
+                width=f"{across - 3:.1f}",
+                height=f"{max(0.8, tall * one.accuracy):.1f}",
+                class_="bar",
+            ),
+            el(
+                "text",
+                one.images,
+                x=f"{x + across / 2:.1f}",
+                y=f"{y - 4:.1f}",
+                class_="tick",
+                text_anchor="middle",
+            ),
         ]
     shapes.append(el("line", x1=left, y1=top + tall, x2=width - right, y2=top, class_="ideal"))
     shapes += [
-        el("text", f"{share}", x=f"{left + (width - left - right) * share / 100:.1f}", y=height - 18, class_="tick", text_anchor="middle")
+        el(
+            "text",
+            f"{share}",
+            x=f"{left + (width - left - right) * share / 100:.1f}",
+            y=height - 18,
+            class_="tick",
+            text_anchor="middle",
+        )
         for share in (0, 50, 100)
     ]
     shapes.append(el("text", "right %", x=2, y=9, class_="tick"))
-    shapes.append(el("text", "confidence %", x=f"{(left + width - right) / 2:.1f}", y=height - 3, class_="tick", text_anchor="middle"))
+    shapes.append(
+        el(
+            "text",
+            "confidence %",
+            x=f"{(left + width - right) / 2:.1f}",
+            y=height - 3,
+            class_="tick",
+            text_anchor="middle",
+        )
+    )
     error = 100 * calibration_error(bins)
     label = f"Accuracy by confidence, {words}; expected calibration error {error:.1f} points"
     rows: list[tuple[Child, list[Child]]] = [
-        (f"{100 * one.low:.0f} to {100 * one.high:.0f}", [f"{100 * one.confidence:.1f}", f"{100 * one.accuracy:.1f}", one.images]) for one in bins
+        (
+            f"{100 * one.low:.0f} to {100 * one.high:.0f}",
+            [f"{100 * one.confidence:.1f}", f"{100 * one.accuracy:.1f}", one.images],
+        )
+        for one in bins
     ]
     numbers = el(
-        "details", el("summary", "Numbers"), table(f"Accuracy by confidence, {words}", ["confidence %", "mean %", "right %", "images"], rows)
+        "details",
+        el("summary", "Numbers"),
+        table(f"Accuracy by confidence, {words}", ["confidence %", "mean %", "right %", "images"], rows),
     )
     caption = el("figcaption", el("strong", words), f" · calibration error {error:.1f} points")
     return el(
-        "figure", caption, el("svg", shapes, viewBox=f"0 0 {width} {height}", role="img", aria_label=label, class_="chart"), numbers, class_="panel"
+        "figure",
+        caption,
+        el("svg", shapes, viewBox=f"0 0 {width} {height}", role="img", aria_label=label, class_="chart"),
+        numbers,
+        class_="panel",
     )
 
 
 def _confusions(seen: Predictions, names: Sequence[str]) -> Markup:
     m = len(seen.attacked)
-    parts = [("as they are", seen.natural.argmax(1), seen.true), ("under PGD20", seen.attacked.argmax(1), seen.true[:m])]
+    parts = [
+        ("as they are", seen.natural.argmax(1), seen.true),
+        ("under PGD20", seen.attacked.argmax(1), seen.true[:m]),
+    ]
     draw = _matrix if len(names) <= WIDEST else _mistakes
-    tables = [draw(f"{len(true):,} images {words}", confusion(predicted, true, len(names)), names) for words, predicted, true in parts]
+    tables = [
+        draw(f"{len(true):,} images {words}", confusion(predicted, true, len(names)), names)
+        for words, predicted, true in parts
+    ]
     about = "Each row is a true class, each column what the model says; numbers count images. The last column is the share that is right."
     return el(
         "div",
@@ -155,13 +229,25 @@ def _matrix(words: str, counts: Tensor, names: Sequence[str]) -> Markup:
             )
             for said, count in enumerate(row)
         ]
-        rows.append(el("tr", el("th", name, scope="row"), cells, el("td", f"{100 * row[true] / total:.0f} %" if total else "—", class_="sum")))
+        rows.append(
+            el(
+                "tr",
+                el("th", name, scope="row"),
+                cells,
+                el("td", f"{100 * row[true] / total:.0f} %" if total else "—", class_="sum"),
+            )
+        )
     inside = el("table", el("caption", words), el("thead", heads), el("tbody", rows), class_="confusion")
     return scrolled(inside, f"Confusion, {words}")
 
 
 def _mistakes(words: str, counts: Tensor, names: Sequence[str]) -> Markup:
     """Return the ten most frequent mistakes, where there are too many classes for a matrix."""
-    found = sorted(((int(counts[true, said]), true, said) for true, said in counts.nonzero().tolist() if true != said), reverse=True)[:10]
-    rows: list[tuple[Child, list[Child]]] = [(names[true], [names[said], count, int(counts[true].sum())]) for count, true, said in found]
+    found = sorted(
+        ((int(counts[true, said]), true, said) for true, said in counts.nonzero().tolist() if true != said),
+        reverse=True,
+    )[:10]
+    rows: list[tuple[Child, list[Child]]] = [
+        (names[true], [names[said], count, int(counts[true].sum())]) for count, true, said in found
+    ]
     return scrolled(table(words, ["true class", "taken for", "images", "of"], rows), f"Mistakes, {words}")

@@ -35,7 +35,11 @@ def headline(groups: Sequence[Group]) -> Markup:
     datasets = list(dict.fromkeys(one.run.recipe.dataset for one in runs))
     where = " and ".join("own pictures" if name == OWN else name for name in datasets)
     if len(groups) > 1:
-        kinds = "methods" if len({title(group.members[0].run) for group in groups}) == len(groups) else "groups of runs"
+        kinds = (
+            "methods"
+            if len({title(group.members[0].run) for group in groups}) == len(groups)
+            else "groups of runs"
+        )
         pending = sum(one.result is None for one in runs)
         told = f"{len(runs)} runs{f', {pending} not finished' if pending else ''}; mean ± standard deviation over seeds"
         others = ", ".join(group.label for group in groups if changed(group.members[0].run))
@@ -45,11 +49,22 @@ def headline(groups: Sequence[Group]) -> Markup:
     first = group.members[0]
     told = f"{first.run.name}{' with changed settings' if changed(first.run) else ''}, {group.seeds}"
     told += f"; {chosen_by(first)}" if len(runs) == 1 else ""
-    tiles = [_tile(heading(name), group, name) for name in measured_attacks(groups) if name != WORST or len(measured_attacks(groups)) > 3]
-    tiles = tiles or [
-        _held_tile(name, found) for name, score in (("right", "accuracy_natural"), ("robust", "robust")) if (found := _held(group, score))
+    tiles = [
+        _tile(heading(name), group, name)
+        for name in measured_attacks(groups)
+        if name != WORST or len(measured_attacks(groups)) > 3
     ]
-    return el("div", el("h1", f"{group.label} on {where}"), el("p", told, class_="sub"), el("div", tiles, class_="tiles") if tiles else None)
+    tiles = tiles or [
+        _held_tile(name, found)
+        for name, score in (("right", "accuracy_natural"), ("robust", "robust"))
+        if (found := _held(group, score))
+    ]
+    return el(
+        "div",
+        el("h1", f"{group.label} on {where}"),
+        el("p", told, class_="sub"),
+        el("div", tiles, class_="tiles") if tiles else None,
+    )
 
 
 def _tile(title: str, group: Group, attack: str) -> Markup:
@@ -57,17 +72,25 @@ def _tile(title: str, group: Group, attack: str) -> Markup:
     theirs = f"paper {cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else None
     deviation = f" ± {cell.deviation:.1f}" if cell.deviation is not None and len(cell.values) > 1 else ""
     number = el("div", f"{cell.mean:.1f}", el("small", f"{deviation} %"), class_="number")
-    return el("div", el("div", title, class_="name"), number, el("div", theirs, class_="note") if theirs else None, class_="tile")
+    return el(
+        "div",
+        el("div", title, class_="name"),
+        number,
+        el("div", theirs, class_="note") if theirs else None,
+        class_="tile",
+    )
 
 
 def _held_tile(name: str, found: Sequence[dict[str, Any]]) -> Markup:
     number, *deviation = _estimate(found).partition(" ± ")
     error = ", ± standard error" if len(found) == 1 and deviation[0] else ""
     return el(
-        "div", el("div", f"estimated {name}", class_="name"),
+        "div",
+        el("div", f"estimated {name}", class_="name"),
         el("div", number, el("small", f"{''.join(deviation)} %"), class_="number"),
-        el("div", f"by held-out labels{error}", class_="note"), class_="tile",
-    )  # fmt: skip
+        el("div", f"by held-out labels{error}", class_="note"),
+        class_="tile",
+    )
 
 
 def _held(group: Group, score: str) -> list[dict[str, Any]]:
@@ -109,7 +132,9 @@ def results(groups: Sequence[Group]) -> Markup:
     alone = len(groups) == 1
     shown = scrolled(_one(groups[0], attacks) if alone else _many(groups, attacks), "Table of results")
     notes = el("div", _terms(groups), el("h3", "Signs of false robustness"), _flags(groups), class_="notes")
-    return section("results", "Results", el("div", el("div", shown, held), notes, class_="beside" if alone else None))
+    return section(
+        "results", "Results", el("div", el("div", shown, held), notes, class_="beside" if alone else None)
+    )
 
 
 def _one(group: Group, attacks: Sequence[str]) -> Markup:
@@ -123,7 +148,10 @@ def _one(group: Group, attacks: Sequence[str]) -> Markup:
         images = {one.metrics[name]["images"] for one in group.finished if name in one.metrics}
         cells: list[Child] = [bar(_over(cell, group), cell.mean or 0.0, group)]
         if theirs:
-            cells += [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY, _difference(cell)]
+            cells += [
+                f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY,
+                _difference(cell),
+            ]
         if last:
             cells.append(mean_and_spread(values) if (values := group.cell(name, last=True).values) else EMPTY)
         cells += [" / ".join(f"{count:,}" for count in sorted(images)), _flag_words(group, [name])]
@@ -144,29 +172,51 @@ def _many(groups: Sequence[Group], attacks: Sequence[str]) -> Markup:
             cell = group.cell(name)
             cells.append(bar(_over(cell, group), cell.mean or 0.0, group) if cell.values else EMPTY)
         seeds = f"{len(group.finished)}{f' ({group.pending})' if group.pending else ''}"
-        rows.append((el("span", swatch(group), group.label), [*cells, seeds, group.rule, _flag_words(group, attacks)]))
+        rows.append(
+            (el("span", swatch(group), group.label), [*cells, seeds, group.rule, _flag_words(group, attacks)])
+        )
         told = [group.cell(name) for name in attacks]
         if any(cell.published for cell in told):
-            theirs = [f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY for cell in told]
+            theirs = [
+                f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" if cell.published else EMPTY
+                for cell in told
+            ]
             rows.append((el("span", "published", class_="quiet"), [*theirs, 3, "test_pgd20", ""]))
-            rows.append((el("span", "difference", class_="quiet"), [*(_difference(cell) if cell.published else "" for cell in told), "", "", ""]))
+            rows.append(
+                (
+                    el("span", "difference", class_="quiet"),
+                    [*(_difference(cell) if cell.published else "" for cell in told), "", "", ""],
+                )
+            )
     return table("Accuracy on the test set, a row for each recipe", heads, rows)
 
 
 def _over(cell: Cell, group: Group) -> str:
     """Return a mean with its spread, and over how many seeds it is taken where the attack was not tried on all that are finished."""
-    return mean_and_spread(cell.values) + (f" ({len(cell.values)} of {len(group.finished)} seeds)" if len(cell.values) < len(group.finished) else "")
+    return mean_and_spread(cell.values) + (
+        f" ({len(cell.values)} of {len(group.finished)} seeds)"
+        if len(cell.values) < len(group.finished)
+        else ""
+    )
 
 
 def _difference(cell: Cell) -> Child:
     if cell.difference is None:
         return EMPTY
-    return el("span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None)
+    return el(
+        "span", f"{cell.difference:+.2f}", el("span", " outside", class_="tag") if cell.outside else None
+    )
 
 
 def _flag_words(group: Group, names: Sequence[str]) -> str:
     """Return the flags of a group's numbers under these attacks; where nobody looked, or not at all of its runs, that."""
-    found = [one.metrics[name].get("flags") for name in names if name != "natural" for one in group.finished if name in one.metrics]
+    found = [
+        one.metrics[name].get("flags")
+        for name in names
+        if name != "natural"
+        for one in group.finished
+        if name in one.metrics
+    ]
     flags = sorted({flag for one in found for flag in one or ()})
     if not found:
         return "" if group.finished else "no result yet"
@@ -183,7 +233,9 @@ def _flags(groups: Sequence[Group]) -> list[Markup]:
             found = (one.result or {}).get("flags")
             if found is None:
                 unlooked.append(str(one.run.folder))
-            who = f" ({group.label}, seed {one.run.seed})" if len(groups) > 1 or len(group.members) > 1 else ""
+            who = (
+                f" ({group.label}, seed {one.run.seed})" if len(groups) > 1 or len(group.members) > 1 else ""
+            )
             items += [_flag(flag, who) for flag in found or []]
     told = [el("ul", items, class_="flags")] if items else []
     if unlooked:
@@ -192,24 +244,54 @@ def _flags(groups: Sequence[Group]) -> list[Markup]:
         command = el("code", f"atcl evaluate {shlex.quote(unlooked[0])}")
         told.append(el("p", f"Nobody has looked{whom} yet; ", command, f" does{more}.", class_="fine"))
     elif not items:
-        told.append(el("p", "None was found. That is no proof of robustness: docs/masking.md says what each check sees.", class_="fine"))
+        told.append(
+            el(
+                "p",
+                "None was found. That is no proof of robustness: docs/masking.md says what each check sees.",
+                class_="fine",
+            )
+        )
     if items:
-        told.append(el("p", "A flagged accuracy may be higher than the true one. docs/masking.md says what to do about each flag.", class_="fine"))
+        told.append(
+            el(
+                "p",
+                "A flagged accuracy may be higher than the true one. docs/masking.md says what to do about each flag.",
+                class_="fine",
+            )
+        )
     return told
 
 
 def _flag(flag: dict[str, Any], who: str) -> Markup:
     about = str(CHECKS[flag["name"]].__doc__).strip() if flag["name"] in CHECKS else ""
-    return el("li", el("strong", flag["name"]), f"{who}: {flag['says']}.", el("br"), el("span", about, class_="fine"))
+    return el(
+        "li",
+        el("strong", flag["name"]),
+        f"{who}: {flag['says']}.",
+        el("br"),
+        el("span", about, class_="fine"),
+    )
 
 
 def _held_table(group: Group) -> Markup:
     rows = []
     for name, score in HELD:
         if found := _held(group, score):
-            rows.append((name, [_estimate(found), " / ".join(f"{images:,}" for images in sorted({one["images"] for one in found}))]))
+            rows.append(
+                (
+                    name,
+                    [
+                        _estimate(found),
+                        " / ".join(f"{images:,}" for images in sorted({one["images"] for one in found})),
+                    ],
+                )
+            )
     error = "standard error" if len(_held(group, "robust")) == 1 else "standard deviation over seeds"
-    return table(f"{group.label}, {group.seeds}: estimated from held-out complementary labels, without truth (± {error})", ["", "%", "images"], rows)
+    return table(
+        f"{group.label}, {group.seeds}: estimated from held-out complementary labels, without truth (± {error})",
+        ["", "%", "images"],
+        rows,
+    )
 
 
 def _terms(groups: Sequence[Group]) -> Markup:
@@ -218,17 +300,29 @@ def _terms(groups: Sequence[Group]) -> Markup:
     for group in groups:
         ball = f"{ball_of(group.recipe.threat)}, in steps of {group.recipe.threat.step_size:.4g}; pixels lie in 0 to 1"
         balls.setdefault(ball, []).append(group.label)
-    terms = [("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}") for ball, labels in balls.items()]
-    terms += [(heading(name), ATTACKS[name].about) for name in measured_attacks(groups) if name in ATTACKS and name != "natural"]
+    terms = [
+        ("attacks" if len(balls) == 1 else f"attacks on {', '.join(labels)}", f"stay in the {ball}")
+        for ball, labels in balls.items()
+    ]
+    terms += [
+        (heading(name), ATTACKS[name].about)
+        for name in measured_attacks(groups)
+        if name in ATTACKS and name != "natural"
+    ]
     if WORST in measured_attacks(groups):
         terms.append((heading(WORST), _worst_words(groups)))
-    terms += [("epoch", words) for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)]
+    terms += [
+        ("epoch", words)
+        for words in dict.fromkeys(_rule_words(one) for group in groups for one in group.finished)
+    ]
     cells = [group.cell(name) for group in groups for name in measured_attacks([group])]
     if any(cell.published for cell in cells):
         terms.append(("published", "by the paper: mean ± standard deviation over three seeds"))
     if any(cell.outside for cell in cells):
         terms.append(("outside", "a difference that seeds alone would not explain"))
-    return el("dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms")
+    return el(
+        "dl", [el("div", el("dt", term), el("dd", prose(words))) for term, words in terms], class_="terms"
+    )
 
 
 def _worst_words(groups: Sequence[Group]) -> str:
@@ -241,7 +335,9 @@ def _worst_words(groups: Sequence[Group]) -> str:
             judged.setdefault(attacks, []).append(group.label + of_seeds)
     if set(judged) == {shown}:
         return "an image counts only if it withstands all of them"
-    told = {" + ".join(heading(name) for name in attacks): "; ".join(whose) for attacks, whose in judged.items()}
+    told = {
+        " + ".join(heading(name) for name in attacks): "; ".join(whose) for attacks, whose in judged.items()
+    }
     if len(told) == 1:
         return f"an image counts only if it withstands {next(iter(told))}"
     over = "; ".join(f"{attacks} ({whose})" for attacks, whose in told.items())
@@ -268,7 +364,11 @@ def _rule_words(told: RunSummary) -> str:
     crafted = told.crafted - {"fp32"}
     if told.rule == "last":
         return "the last is reported"
-    how = f"; PGD20 after each epoch was crafted in {' and '.join(sorted(crafted))}, the numbers here were measured anew" if crafted else ""
+    how = (
+        f"; PGD20 after each epoch was crafted in {' and '.join(sorted(crafted))}, the numbers here were measured anew"
+        if crafted
+        else ""
+    )
     return f"chosen by `{told.rule}`{how}"
 
 
@@ -299,7 +399,22 @@ def curves(groups: Sequence[Group], panels: int, accuracies: bool) -> Markup:
     if not accuracies and any(group.recipe.dataset != OWN for group in groups):
         note += "Accuracy by epoch was not recorded: the rule of this recipe does not look at the test set; "
         note += "`atcl train … --observe test --observe-every 1` records it."
-    keys = el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves") if len(groups) > 1 else None
+    keys = (
+        el("div", items, class_="keys", role="group", aria_label="Runs shown in the curves")
+        if len(groups) > 1
+        else None
+    )
     live = el("p", "", id="told", class_="unseen", aria_live="polite")
-    missing = el("noscript", el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"))
-    return section("curves", "Curves", el("p", prose(note.strip()), class_="fine"), keys, missing, el("div", class_="panels", id="panels"), live)
+    missing = el(
+        "noscript",
+        el("p", "The curves are drawn by a script, which this browser does not run.", class_="remark"),
+    )
+    return section(
+        "curves",
+        "Curves",
+        el("p", prose(note.strip()), class_="fine"),
+        keys,
+        missing,
+        el("div", class_="panels", id="panels"),
+        live,
+    )

@@ -41,19 +41,35 @@ class Gallery:
 
 
 def report(
-    runs: "Run | Path | str | Sequence[Run | Path | str]", path: Path | str | None = None, *, images: int = GALLERY_IMAGES, gallery: bool = True,
-    device: str = "auto", data_dir: Path | None = None, build: Build | None = None, test: Split | None = None, notify: Notify = lambda text: None,
-) -> Path:  # fmt: skip
+    runs: "Run | Path | str | Sequence[Run | Path | str]",
+    path: Path | str | None = None,
+    *,
+    images: int = GALLERY_IMAGES,
+    gallery: bool = True,
+    device: str = "auto",
+    data_dir: Path | None = None,
+    build: Build | None = None,
+    test: Split | None = None,
+    notify: Notify = lambda text: None,
+) -> Path:
     """Write one self-contained HTML page on runs, finished or not, and return where it lies: by default `report.html` in the folder of a single run.
 
     `test` brings images with their truth for runs on data of your own, `build` your own model. What cannot be shown is left out and said.
     """
-    opened = [run if isinstance(run, Run) else open_run(run) for run in ([runs] if isinstance(runs, Run | Path | str) else runs)]
+    opened = [
+        run if isinstance(run, Run) else open_run(run)
+        for run in ([runs] if isinstance(runs, Run | Path | str) else runs)
+    ]
     target = place(opened, path)
     if images < 0:
         raise AtclError(f"a gallery has at least 0 images, not {images}")
     resolve(device)  # one that is not there is refused, instead of a page without images
-    looks = {run.folder: seen(run, len(opened), images, device, data_dir, build, test, notify) if gallery else Gallery(None, NOT_ASKED) for run in opened}
+    looks = {
+        run.folder: seen(run, len(opened), images, device, data_dir, build, test, notify)
+        if gallery
+        else Gallery(None, NOT_ASKED)
+        for run in opened
+    }
     write(page(opened, looks), target)
     return target
 
@@ -71,7 +87,13 @@ def place(runs: Sequence[Run], path: Path | str | None) -> Path:
         raise AtclError("name at least one run to report on")
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise AtclError("the same run is named twice: name each once")
-    target = Path(path) if path is not None else runs[0].folder / layout.REPORT if len(runs) == 1 else Path(layout.REPORT)
+    target = (
+        Path(path)
+        if path is not None
+        else runs[0].folder / layout.REPORT
+        if len(runs) == 1
+        else Path(layout.REPORT)
+    )
     if target.is_dir():
         raise AtclError(f"{target} is a folder: give the page a name, such as {target / layout.REPORT}")
     if not target.parent.is_dir():
@@ -79,14 +101,27 @@ def place(runs: Sequence[Run], path: Path | str | None) -> Path:
     return target
 
 
-def seen(run: Run, among: int, images: int, device: str, data_dir: Path | None, build: Build | None, test: Split | None, notify: Notify) -> Gallery:
+def seen(
+    run: Run,
+    among: int,
+    images: int,
+    device: str,
+    data_dir: Path | None,
+    build: Build | None,
+    test: Split | None,
+    notify: Notify,
+) -> Gallery:
     """Return a look at a run's model for a page on so many runs; what the user could mend is told instead."""
     if among > RUNS:
         return Gallery(None, f"A page on more than {RUNS} runs has no images.")
     number = min(images, max(4, 4 * GALLERY_IMAGES // among // 4 * 4))
     try:
         found = predictions_for(run, data_dir=data_dir, device=device, images=number, build=build, test=test)
-    except (AtclError, RuntimeError, OSError) as error:  # a GPU without room for a look has still a page to show
+    except (
+        AtclError,
+        RuntimeError,
+        OSError,
+    ) as error:  # a GPU without room for a look has still a page to show
         why = str(error).partition("\n")[0].rstrip(".")
         notify(f"{run.folder}: no images on the page: {why}")
         return Gallery(None, f"No images, calibration and confusion: {why}.")
@@ -101,7 +136,11 @@ def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
     members = [(group, one) for group in groups for one in group.members]
     several = len(members) > 1
     choice = [el("option", _name(group, one), value=number) for number, (group, one) in enumerate(members)]
-    pick = el("p", el("label", "Run ", for_="which"), el("select", choice, id="which"), class_="which") if several else None
+    pick = (
+        el("p", el("label", "Run ", for_="which"), el("select", choice, id="which"), class_="which")
+        if several
+        else None
+    )
     detail = [
         el(
             "div",
@@ -129,16 +168,22 @@ def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
         ),
         el("footer", el("p", SPREADS)),
     ]
-    style, script = (files("atcl.reports").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        files("atcl.reports").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     data = el("script", embedded(lines), type="application/json", id="data")
-    return _document(f"{groups[0].label if len(groups) == 1 else 'Comparison'} · atcl report", style, script, [*body, data])
+    return _document(
+        f"{groups[0].label if len(groups) == 1 else 'Comparison'} · atcl report", style, script, [*body, data]
+    )
 
 
 def write(text: str, target: Path) -> None:
     """Write a page, or refuse one that is too large to be sent around."""
     content = text.encode()
     if len(content) > LIMIT:
-        raise AtclError(f"the page would have {len(content):,} bytes, more than {LIMIT:,}: name fewer runs, or give --images 4 or --no-gallery")
+        raise AtclError(
+            f"the page would have {len(content):,} bytes, more than {LIMIT:,}: name fewer runs, or give --images 4 or --no-gallery"
+        )
     try:
         write_whole(target, content)
     except OSError as error:
@@ -150,12 +195,19 @@ def _document(title: str, style: str, script: str, body: Sequence[Markup]) -> st
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = [
-        el("meta", charset="utf-8"), el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"), el("meta", name="color-scheme", content="light dark"),
-        el("title", title), el("style", Markup(style)),
-    ]  # fmt: skip
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("title", title),
+        el("style", Markup(style)),
+    ]
     skip = el("a", "Skip to the results", href="#results", class_="skip")
-    return "<!doctype html>\n" + el("html", el("head", head), "\n", el("body", skip, *body, el("script", Markup(script))), lang="en") + "\n"
+    return (
+        "<!doctype html>\n"
+        + el("html", el("head", head), "\n", el("body", skip, *body, el("script", Markup(script))), lang="en")
+        + "\n"
+    )
 
 
 def _shown(one: Gallery) -> Markup:
@@ -168,10 +220,21 @@ def _name(group: Group, one: RunSummary) -> str:
 
 def _theme() -> Markup:
     return el(
-        "button", el("span", "Theme: "), el("span", "system", id="scheme"), type="button", id="theme", title="Light, dark, or as the system has it"
+        "button",
+        el("span", "Theme: "),
+        el("span", "system", id="scheme"),
+        type="button",
+        id="theme",
+        title="Light, dark, or as the system has it",
     )
 
 
 def _links(several: bool) -> Markup:
-    parts = (("results", "Results"), ("curves", "Curves"), ("detail", "One run in detail" if several else "Images and details"))
-    return el("nav", [el("a", words, href=f"#{name}") for name, words in parts], aria_label="Parts of the page")
+    parts = (
+        ("results", "Results"),
+        ("curves", "Curves"),
+        ("detail", "One run in detail" if several else "Images and details"),
+    )
+    return el(
+        "nav", [el("a", words, href=f"#{name}") for name, words in parts], aria_label="Parts of the page"
+    )

@@ -11,7 +11,9 @@ from atcl.reproduce.published import SEEDS, Value
 
 NARROWEST = 0.3  # points on each side: below that, rounding and other hardware already differ
 LEVEL = 0.95
-T_QUANTILE = LEVEL * math.sqrt(2 / (1 - LEVEL**2))  # the quantile of Student's distribution for SEEDS - 1 = 2 degrees of freedom, in closed form
+T_QUANTILE = LEVEL * math.sqrt(
+    2 / (1 - LEVEL**2)
+)  # the quantile of Student's distribution for SEEDS - 1 = 2 degrees of freedom, in closed form
 EMPTY = "—"
 
 
@@ -47,7 +49,11 @@ class Cell:
     def spread(self) -> float | None:
         """The deviation of one seed, the larger of the paper's and ours of as many; None where neither says, or fewer of ours are *outside*."""
         ours = [statistics.stdev(self.values)] if len(self.values) >= SEEDS else []
-        theirs = [] if self.published is None or (self.outside and not ours) else [sample_deviation(self.published.deviation)]
+        theirs = (
+            []
+            if self.published is None or (self.outside and not ours)
+            else [sample_deviation(self.published.deviation)]
+        )
         return max([*ours, *theirs], default=None)
 
     @property
@@ -59,7 +65,11 @@ class Cell:
     def outside(self) -> bool | None:
         """Whether our mean is further from theirs than seeds alone would explain."""
         off, there = self.difference, self.published
-        return None if off is None or there is None else abs(off) > explained_by_seeds(there.deviation, len(self.values)) + 1e-9
+        return (
+            None
+            if off is None or there is None
+            else abs(off) > explained_by_seeds(there.deviation, len(self.values)) + 1e-9
+        )
 
 
 def explained_by_seeds(deviation: float, seeds: int) -> float:

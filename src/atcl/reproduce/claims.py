@@ -29,7 +29,11 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("adversarial training with complementary losses fails", tuple(("warmup-pla", row) for row in DIRECT), beyond=("mnist",)),
+    Claim(
+        "adversarial training with complementary losses fails",
+        tuple(("warmup-pla", row) for row in DIRECT),
+        beyond=("mnist",),
+    ),
     Claim("two stages work", tuple((TEACHER, row) for row in DIRECT)),
     Claim("warm-up and PLA beat two stages", (("warmup-pla", TEACHER),)),
     Claim("they come close to the oracle", (("oracle", "warmup-pla"),), close=True),
@@ -70,7 +74,15 @@ class Pair:
         if spread is None:
             return OPEN
         if close:
-            return OPEN if there is None else HOLDS if self.distance <= there + NARROWEST else FAILS if self.distance > there + spread else OPEN
+            return (
+                OPEN
+                if there is None
+                else HOLDS
+                if self.distance <= there + NARROWEST
+                else FAILS
+                if self.distance > there + spread
+                else OPEN
+            )
         return HOLDS if self.distance > spread else FAILS if self.distance < -spread else OPEN
 
 
@@ -84,25 +96,49 @@ def claimed(experiment: Experiment, results: Path) -> list[Table]:
         lines = 0
         for dataset in (one for one in experiment.datasets if one not in claim.beyond):
             cells = {row: _cell(experiment, results, dataset, row) for pair in claim.pairs for row in pair}
-            known = {(above, below): Pair(cells[above], cells[below]) for above, below in claim.pairs if cells[above].values and cells[below].values}
+            known = {
+                (above, below): Pair(cells[above], cells[below])
+                for above, below in claim.pairs
+                if cells[above].values and cells[below].values
+            }
             if not known:
                 continue
             lines += 1
             verdicts = [pair.verdict(claim.close) for pair in known.values()]
             found = overall(verdicts, len(claim.pairs))
-            notes = sorted({note for pair in known.values() for cell in (pair.above, pair.below) for note in cell.flags})
+            notes = sorted(
+                {note for pair in known.values() for cell in (pair.above, pair.below) for note in cell.flags}
+            )
             where = f"{dataset} ({', '.join(notes)})" if notes else dataset
-            rows.append((claim.words, where, "; ".join(_told(titles, *names, pair) for names, pair in known.items()), found))
+            rows.append(
+                (
+                    claim.words,
+                    where,
+                    "; ".join(_told(titles, *names, pair) for names, pair in known.items()),
+                    found,
+                )
+            )
             data += [
-                {"claim": claim.words, "dataset": dataset, "above": above, "below": below, "values": [pair.above.values, pair.below.values],
-                 "outside": [pair.above.outside, pair.below.outside], "distance": pair.distance, "spread": pair.spread(claim.close),
-                 "published": pair.published, "verdict": verdict}
+                {
+                    "claim": claim.words,
+                    "dataset": dataset,
+                    "above": above,
+                    "below": below,
+                    "values": [pair.above.values, pair.below.values],
+                    "outside": [pair.above.outside, pair.below.outside],
+                    "distance": pair.distance,
+                    "spread": pair.spread(claim.close),
+                    "published": pair.published,
+                    "verdict": verdict,
+                }
                 for ((above, below), pair), verdict in zip(known.items(), verdicts, strict=True)
-            ]  # fmt: skip
+            ]
         if not lines:
             rows.append((claim.words, EMPTY, EMPTY, UNKNOWN))
             data.append({"claim": claim.words, "dataset": None, "verdict": UNKNOWN})
-    return [Table("claims", ("claim", "dataset", "PGD20, ours (published)", "verdict"), tuple(rows), tuple(data))]
+    return [
+        Table("claims", ("claim", "dataset", "PGD20, ours (published)", "verdict"), tuple(rows), tuple(data))
+    ]
 
 
 def overall(verdicts: Sequence[str], pairs: int) -> str:
@@ -114,7 +150,9 @@ def overall(verdicts: Sequence[str], pairs: int) -> str:
 
 def _told(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:
     """Return both rows with their numbers."""
-    return ", ".join(f"{titles[row]} {_number(cell)}" for row, cell in ((above, pair.above), (below, pair.below)))
+    return ", ".join(
+        f"{titles[row]} {_number(cell)}" for row, cell in ((above, pair.above), (below, pair.below))
+    )
 
 
 def _number(cell: Cell) -> str:

@@ -64,17 +64,23 @@ class Reproduce:
     """only list the runs that are missing, with the time that they will take"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        experiment = narrowed(pick(EXPERIMENTS, self.experiment, "experiment"), self.datasets, self.rows, self.seeds)
+        experiment = narrowed(
+            pick(EXPERIMENTS, self.experiment, "experiment"), self.datasets, self.rows, self.seeds
+        )
         shown = pick(TABLE_FORMATS, self.format, "format")
         if self.rows and not experiment.makes:
             raise AtclError(f"{self.experiment} takes no --rows: its lines are of several rows each")
         for name in self.attacks:
             pick(ATTACKS, name, "attack")
         place: Launcher = pick(LAUNCHERS, self.on, "place")
-        place = getattr(self, self.on, place) if self.fill or self.dry_run else LAUNCHERS["local"]  # its options stand under its name
+        place = (
+            getattr(self, self.on, place) if self.fill or self.dry_run else LAUNCHERS["local"]
+        )  # its options stand under its name
         self._check_options()
         options = LaunchOptions(self.device, self.workers, self.threads, self.runs, self.dry_run)
-        console = console if shown is TABLE_FORMATS["markdown"] else Console(stderr=True)  # what a program reads stands alone
+        console = (
+            console if shown is TABLE_FORMATS["markdown"] else Console(stderr=True)
+        )  # what a program reads stands alone
         if self.write:  # is there a place for the table? better asked before the runs than after
             if not self.write.is_file():
                 raise AtclError(f"there is no page {self.write} to write the table into")
@@ -83,14 +89,30 @@ class Reproduce:
         check_readable(self.results, "--results")
         with place.open(options) as pool:
             jobs = jobs_of(
-                experiment, self.results, self.runs, strong=pool.strong, attacks=self.attacks, device=pool.device, data_dir=self.data_dir
-            )  # fmt: skip
+                experiment,
+                self.results,
+                self.runs,
+                strong=pool.strong,
+                attacks=self.attacks,
+                device=pool.device,
+                data_dir=self.data_dir,
+            )
             missing = [job for job in jobs if job.lacks] if experiment.makes else []
             if self.dry_run and not experiment.makes:
                 print(f"{self.experiment} only tells of runs that other tables make")
                 return
             if self.dry_run:
-                print("\n".join(plan_lines(missing, self.results, pool.hardware or likely(self.results), pool.workers, known=pool.hardware is not None)))
+                print(
+                    "\n".join(
+                        plan_lines(
+                            missing,
+                            self.results,
+                            pool.hardware or likely(self.results),
+                            pool.workers,
+                            known=pool.hardware is not None,
+                        )
+                    )
+                )
                 return
             if self.fill and any(job.possible for job in missing):
                 check_writable(self.results, "give --results a folder")
@@ -104,20 +126,34 @@ class Reproduce:
             console.print(f"every table of {self.write} is made anew", highlight=False, markup=False)
         if self.weights:
             for job in [job for job in jobs if job.seed == experiment.seeds[0]]:
-                console.print(f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False, markup=False)
-        there = f"results lie in {self.results}" if self.results.is_dir() else f"there is no folder {self.results}: --results names another"
+                console.print(
+                    f"{keep(open_run(job.folder), self.weights)} is kept", highlight=False, markup=False
+                )
+        there = (
+            f"results lie in {self.results}"
+            if self.results.is_dir()
+            else f"there is no folder {self.results}: --results names another"
+        )
         console.print(there, highlight=False, markup=False, soft_wrap=True)
 
     def _check_options(self) -> None:
         """Refuse options of a place where the runs do not go."""
         for name in [name for name in LAUNCHERS if name != self.on and hasattr(self, name)]:
             chosen, plain = getattr(self, name), LAUNCHERS[name]
-            given = [field.name for field in fields(chosen) if getattr(chosen, field.name) != getattr(plain, field.name)]
+            given = [
+                field.name
+                for field in fields(chosen)
+                if getattr(chosen, field.name) != getattr(plain, field.name)
+            ]
             if given:
-                raise AtclError(f"--{name}.{given[0]} is for runs on {name}: add --on {name}, or leave it out")
+                raise AtclError(
+                    f"--{name}.{given[0]} is for runs on {name}: add --on {name}, or leave it out"
+                )
 
 
-def plan_lines(jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *, known: bool = True) -> list[str]:
+def plan_lines(
+    jobs: Sequence[Job], results: Path, device: str, workers: int = 1, *, known: bool = True
+) -> list[str]:
     """Return a line for each job: the command, and its time where anything like it was measured on such a device."""
     before, lines, total, longest, vague = measured_on(results, device), [], 0.0, 0.0, 0
     for job in jobs:
@@ -126,7 +162,11 @@ def plan_lines(jobs: Sequence[Job], results: Path, device: str, workers: int = 1
             continue
         told, unknown = seconds(job, before)
         total, longest, vague = total + told, max(longest, told), vague + bool(unknown)
-        work = f"atcl train {job.what.words} --seed {job.seed}" if job.new else f"atcl evaluate {job.folder} --attacks {' '.join(job.attacks)}"
+        work = (
+            f"atcl train {job.what.words} --seed {job.seed}"
+            if job.new
+            else f"atcl evaluate {job.folder} --attacks {' '.join(job.attacks)}"
+        )
         lines.append(f"{work}  # {_lasting(told, unknown)}")
     if not jobs:
         return ["nothing is missing"]
@@ -136,7 +176,10 @@ def plan_lines(jobs: Sequence[Job], results: Path, device: str, workers: int = 1
     several = min(workers, able)
     how = f"{several} at a time" if several > 1 else "one after another"
     runs = f"{able} run{'s' * (able > 1)}, {how} on {device if known else f'{device}, as most GPU runs of the ledger' if before else 'a GPU'}"
-    return [*lines, f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}"]
+    return [
+        *lines,
+        f"{runs}: {_lasting(max(total / several, longest), [f'{vague} of them'] if vague else [])}",
+    ]
 
 
 def fill(jobs: Sequence[Job], console: Console, pool: WorkerPool) -> None:

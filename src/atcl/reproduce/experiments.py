@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atcl.core.errors import AtclError, pick
-from atcl.reproduce.published import ATTACKED, EPOCHS, NUMBERS_OF_LABELS, PUBLISHED, SCHEDULINGS, RecipeRef, Value, recipe_ref
+from atcl.reproduce.published import (
+    ATTACKED,
+    EPOCHS,
+    NUMBERS_OF_LABELS,
+    PUBLISHED,
+    SCHEDULINGS,
+    RecipeRef,
+    Value,
+    recipe_ref,
+)
 
 MEASURED = ("natural", "pgd20", "cw30")  # every run; AutoAttack takes hours without a GPU
 
@@ -26,25 +35,40 @@ class Experiment:
 
     def runs(self) -> list[tuple[str, RecipeRef, int]]:
         """Return dataset, run and seed of all that the table is made of."""
-        return [(dataset, recipe_ref(f"{dataset}/{row}"), seed) for dataset in self.datasets for _, row in self.rows for seed in self.seeds]
+        return [
+            (dataset, recipe_ref(f"{dataset}/{row}"), seed)
+            for dataset in self.datasets
+            for _, row in self.rows
+            for seed in self.seeds
+        ]
 
 
-def narrowed(experiment: Experiment, datasets: Sequence[str] = (), rows: Sequence[str] = (), seeds: Sequence[int] = ()) -> Experiment:
+def narrowed(
+    experiment: Experiment, datasets: Sequence[str] = (), rows: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> Experiment:
     """Return the part of an experiment with these datasets, rows and seeds; what is left empty stays whole."""
     known = {name: name for name in (*experiment.datasets, *experiment.stand_ins)}
     titles = {row: title for title, row in experiment.rows}
-    chosen = [pick(known, name, "dataset of this experiment") for name in dict.fromkeys(datasets)] or experiment.datasets
+    chosen = [
+        pick(known, name, "dataset of this experiment") for name in dict.fromkeys(datasets)
+    ] or experiment.datasets
     for row in rows:
         pick(titles, row, "row of this experiment")
     kept = tuple((title, row) for title, row in experiment.rows if not rows or row in rows)
     if any(seed < 0 for seed in seeds):
         raise AtclError(f"a seed is a whole number of at least 0, not {min(seeds)}")
-    return replace(experiment, datasets=tuple(chosen), rows=kept, seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds)
+    return replace(
+        experiment, datasets=tuple(chosen), rows=kept, seeds=tuple(dict.fromkeys(seeds)) or experiment.seeds
+    )
 
 
 def published_at(experiment: Experiment, dataset: str, row: str) -> dict[str, Value]:
     """Return what the paper prints for the run of a cell, in the columns of an experiment."""
-    return {name: value for name, value in PUBLISHED.get(f"{dataset}/{row}", {}).items() if name in experiment.columns}
+    return {
+        name: value
+        for name, value in PUBLISHED.get(f"{dataset}/{row}", {}).items()
+        if name in experiment.columns
+    }
 
 
 _LOSSES = ("FORWARD", "FREE", "NN", "SCL_NL", "SCL_EXP", "EXP", "LOG")
@@ -57,7 +81,10 @@ def _method(kind: str, loss: str) -> str:
 
 def _parts(loss: str) -> tuple[tuple[str, str], ...]:
     """Return the rows of a loss in the ablation: alone, with each component, with both."""
-    rows = ((loss, f"direct-{loss.lower().replace('_', '-')}"), (f"{loss} + warm-up", _method("warmup", loss)))
+    rows = (
+        (loss, f"direct-{loss.lower().replace('_', '-')}"),
+        (f"{loss} + warm-up", _method("warmup", loss)),
+    )
     more = ((f"{loss} + PLA", _method("pla", loss)), (f"{loss} + warm-up + PLA", _method("warmup-pla", loss)))
     return rows + (more if loss in _GUESSING else ())
 
@@ -87,7 +114,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         about="the paper's Table 1: every method on four datasets",
         datasets=("mnist", "kuzushiji", "cifar10", "svhn"),
         stand_ins=("digits",),
-        rows=((_ORACLE, "oracle"), (_TEACHER, "two-stage-test-teacher"), *(_parts(loss)[0] for loss in _LOSSES), _OURS),
+        rows=(
+            (_ORACLE, "oracle"),
+            (_TEACHER, "two-stage-test-teacher"),
+            *(_parts(loss)[0] for loss in _LOSSES),
+            _OURS,
+        ),
         page=_RESULTS,
         columns=ATTACKED,
     ),
@@ -129,13 +161,21 @@ EXPERIMENTS: dict[str, Experiment] = {
     "components": Experiment(
         about="the figure of the two components, on Kuzushiji and CIFAR-10",
         datasets=("kuzushiji", "cifar10"),
-        rows=(("without both: LOG", "direct-log"), ("without PLA", "warmup"), ("without warm-up", "pla"), _OURS),
+        rows=(
+            ("without both: LOG", "direct-log"),
+            ("without PLA", "warmup"),
+            ("without warm-up", "pla"),
+            _OURS,
+        ),
         page=_RESULTS,
     ),
     "scheduling": Experiment(
         about="the figure of E_s, the epochs of scheduling, on Kuzushiji",
         datasets=("kuzushiji",),
-        rows=tuple((f"E_s = {epochs}", "warmup-pla" if epochs == 50 else f"warmup-pla-es-{epochs}") for epochs in sorted((*SCHEDULINGS, 50))),
+        rows=tuple(
+            (f"E_s = {epochs}", "warmup-pla" if epochs == 50 else f"warmup-pla-es-{epochs}")
+            for epochs in sorted((*SCHEDULINGS, 50))
+        ),
         page=_RESULTS,
     ),
     "labels": Experiment(
@@ -157,13 +197,22 @@ EXPERIMENTS: dict[str, Experiment] = {
     "exp": Experiment(
         about="the figure of LOG and EXP, on Kuzushiji",
         datasets=("kuzushiji",),
-        rows=(("LOG", "direct-log"), ("EXP", "direct-exp"), ("warm-up + PLA, EXP", "warmup-pla-exp"), ("**warm-up + PLA**, LOG", "warmup-pla")),
+        rows=(
+            ("LOG", "direct-log"),
+            ("EXP", "direct-exp"),
+            ("warm-up + PLA, EXP", "warmup-pla-exp"),
+            ("**warm-up + PLA**, LOG", "warmup-pla"),
+        ),
         page=_RESULTS,
     ),
     "warmup": Experiment(
         about="the figure of warm-up strategies: what grows with the epochs, on Kuzushiji",
         datasets=("kuzushiji",),
-        rows=(("epsilon and step size", "warmup-pla"), ("number of steps", "warmup-pla-k"), ("epsilon and number of steps", "warmup-pla-epsilon-k")),
+        rows=(
+            ("epsilon and step size", "warmup-pla"),
+            ("number of steps", "warmup-pla-k"),
+            ("epsilon and number of steps", "warmup-pla-epsilon-k"),
+        ),
         page=_RESULTS,
     ),
     "alternatives": Experiment(
@@ -182,7 +231,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     "claims": Experiment(
         about="the paper's claims, each held against what was measured: PGD20 in %, the epoch chosen as the paper did",
         datasets=("mnist", "kuzushiji", "cifar10", "svhn"),
-        rows=((_ORACLE, "oracle"), (_TEACHER, "two-stage-test-teacher"), *(_parts(loss)[0] for loss in _LOSSES), *_parts("LOG")[1:3], _OURS),
+        rows=(
+            (_ORACLE, "oracle"),
+            (_TEACHER, "two-stage-test-teacher"),
+            *(_parts(loss)[0] for loss in _LOSSES),
+            *_parts("LOG")[1:3],
+            _OURS,
+        ),
         page="docs/reproduction.md",
         layout="claims",
         makes=False,
@@ -190,7 +245,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "times": Experiment(
         about="what the runs of Table 1 took on GPUs",
         datasets=("mnist", "kuzushiji", "cifar10", "svhn"),
-        rows=((_ORACLE, "oracle"), (_TEACHER, "two-stage-test-teacher"), *(_parts(loss)[0] for loss in _LOSSES), _OURS),
+        rows=(
+            (_ORACLE, "oracle"),
+            (_TEACHER, "two-stage-test-teacher"),
+            *(_parts(loss)[0] for loss in _LOSSES),
+            _OURS,
+        ),
         page="docs/performance.md",
         layout="times",
         makes=False,
@@ -198,7 +258,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     "truth-free": Experiment(
         about="the epoch chosen without truth: separate runs with a tenth of the training images held out",
         datasets=("kuzushiji",),
-        rows=(("direct LOG", "direct-log-held"), ("two-stage", "two-stage-held"), ("**warm-up + PLA**", "warmup-pla-held")),
+        rows=(
+            ("direct LOG", "direct-log-held"),
+            ("two-stage", "two-stage-held"),
+            ("**warm-up + PLA**", "warmup-pla-held"),
+        ),
         page=_RESULTS,
     ),
 }

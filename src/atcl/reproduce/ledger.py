@@ -78,7 +78,10 @@ class Job:
     @property
     def possible(self) -> bool:
         """Whether it can be done: one that is only to be measured needs the model that the ledger speaks of."""
-        return self.new or ((self.folder / layout.MODEL).exists() and _weights(self.folder / layout.RESULT) == _weights(self.path))
+        return self.new or (
+            (self.folder / layout.MODEL).exists()
+            and _weights(self.folder / layout.RESULT) == _weights(self.path)
+        )
 
 
 def result_path(results: Path, what: RecipeRef, seed: int) -> Path:
@@ -96,16 +99,28 @@ def _notes(told: dict[str, Any]) -> tuple[str, ...]:
     return () if note is None else (note,)
 
 
-def attacks_of(experiment: Experiment, dataset: str, strong: bool, named: Sequence[str] = ()) -> tuple[str, ...]:
+def attacks_of(
+    experiment: Experiment, dataset: str, strong: bool, named: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return what its runs are measured by: AutoAttack only where the table has it and the device is strong enough, or where it is named."""
-    own = [name for name in experiment.columns if name == "autoattack" and strong and dataset not in experiment.stand_ins]
+    own = [
+        name
+        for name in experiment.columns
+        if name == "autoattack" and strong and dataset not in experiment.stand_ins
+    ]
     return tuple(dict.fromkeys([*MEASURED, *own, *named]))
 
 
 def jobs_of(
-    experiment: Experiment, results: Path, runs: Path = Path("runs"), *, strong: bool = False, attacks: Sequence[str] = (), device: str = "auto",
+    experiment: Experiment,
+    results: Path,
+    runs: Path = Path("runs"),
+    *,
+    strong: bool = False,
+    attacks: Sequence[str] = (),
+    device: str = "auto",
     data_dir: Path | None = None,
-) -> list[Job]:  # fmt: skip
+) -> list[Job]:
     """Return all runs of an experiment, done or not."""
     jobs = []
     for dataset, what, seed in experiment.runs():
@@ -120,7 +135,9 @@ def store(run: Run, path: Path) -> None:
     try:
         _store(run, path)
     except OSError as error:
-        raise AtclError(f"{path} cannot be written ({error.strerror}): the run lies whole in {run.folder}, and the same command stores it") from None
+        raise AtclError(
+            f"{path} cannot be written ({error.strerror}): the run lies whole in {run.folder}, and the same command stores it"
+        ) from None
 
 
 def _store(run: Run, path: Path) -> None:
@@ -142,7 +159,11 @@ def entries(experiment: Experiment, results: Path, what: RecipeRef) -> list[Entr
     wanted, other = what.recipe, with_derived_weights(what.recipe)
     made = _entries(experiment, results, what, wanted)
     before = _entries(experiment, results, what, other) if other != wanted else []
-    return made if len(made) >= len(before) else [replace(one, notes=(*one.notes, OTHER_WEIGHTS)) for one in before]
+    return (
+        made
+        if len(made) >= len(before)
+        else [replace(one, notes=(*one.notes, OTHER_WEIGHTS)) for one in before]
+    )
 
 
 def _entries(experiment: Experiment, results: Path, what: RecipeRef, wanted: Recipe) -> list[Entry]:
@@ -155,12 +176,19 @@ def _entries(experiment: Experiment, results: Path, what: RecipeRef, wanted: Rec
             if wrong:
                 raise AtclError(f"{path} {wrong}: remove it, and it is made again")
             if from_data(told.get("recipe"), KINDS) != wanted:
-                raise AtclError(f"{path} was made with other settings than {what.words} has now: remove it, and it is made again")
+                raise AtclError(
+                    f"{path} was made with other settings than {what.words} has now: remove it, and it is made again"
+                )
             if told.get("seed", seed) != seed:
                 raise AtclError(f"{path} is of seed {told['seed']}: remove it, and it is made again")
-            attack_model = next((one.path for one in found if told.get("model") and told["model"] == one.result.get("model")), None)
+            attack_model = next(
+                (one.path for one in found if told.get("model") and told["model"] == one.result.get("model")),
+                None,
+            )
             if attack_model:  # no two seeds end with the same weights
-                raise AtclError(f"{path} speaks of the same model as {attack_model}: remove it, and it is made again")
+                raise AtclError(
+                    f"{path} speaks of the same model as {attack_model}: remove it, and it is made again"
+                )
             found.append(Entry(path, seed, told, _notes(told)))
     return found
 
@@ -179,20 +207,32 @@ def flaw(told: Any) -> str | None:
     lacking = [name for name in MEASURED if name not in told["metrics"]]
     if lacking:
         return f"lacks {', '.join(lacking)}"
-    if not isinstance(told.get("selection"), dict) or not isinstance(told["selection"].get("rule"), str) or not isinstance(told.get("recipe"), dict):
+    if (
+        not isinstance(told.get("selection"), dict)
+        or not isinstance(told["selection"].get("rule"), str)
+        or not isinstance(told.get("recipe"), dict)
+    ):
         return "does not say by which recipe and rule it was made"
     last, engine = told.get("last_epoch"), told.get("engine") or {}
     if not isinstance(last, dict) or not isinstance(last.get("metrics"), dict):
         return "has no last_epoch with its metrics"
     for name, one in [*told["metrics"].items(), *last["metrics"].items()]:
-        if not isinstance(one, dict) or not _within(one.get("accuracy"), 100) or not _within(one.get("seconds"), math.inf):
+        if (
+            not isinstance(one, dict)
+            or not _within(one.get("accuracy"), 100)
+            or not _within(one.get("seconds"), math.inf)
+        ):
             return f"has no accuracy of {name} between 0 and 100, or no time that it took"
         if not isinstance(one.get("flags", []), list | None) or not isinstance(one.get("machine", {}), dict):
             return f"does not say by which machine, and with which flags, {name} was measured"
     if not _within(told.get("training_seconds"), math.inf) or not isinstance(told.get("environment"), dict):
         return "does not say how long it trained, and where"
     together = engine.get("together", 1) if isinstance(engine, dict) else None
-    if not isinstance(together, int) or together < 1 or not _within(engine.get("peak_gpu_bytes") or 0, math.inf):
+    if (
+        not isinstance(together, int)
+        or together < 1
+        or not _within(engine.get("peak_gpu_bytes") or 0, math.inf)
+    ):
         return "has an engine that no run has"
     if not isinstance(told.get("data", {}), dict):
         return "does not say on which data it was made"

@@ -48,8 +48,13 @@ def _scheduling(epochs: int) -> tuple[str, tuple[str, ...]]:
     """Return the main method on Kuzushiji with another E_s; the memory stands still where epsilon passes a half, as it does for 50."""
     last = 10 + epochs // 2
     return "warmup-pla", (
-        "--stages.0.strength.over", str(epochs), "--stages.0.gamma.over", str(epochs), "--stages.0.supervision.last", str(last),
-    )  # fmt: skip
+        "--stages.0.strength.over",
+        str(epochs),
+        "--stages.0.gamma.over",
+        str(epochs),
+        "--stages.0.supervision.last",
+        str(last),
+    )
 
 
 # Runs that are a method with a few settings changed. The paper lists neither the E_s of its figure, nor its numbers of labels beside 3, nor its
@@ -59,12 +64,18 @@ NUMBERS_OF_LABELS = (3, 5, 7, 9)
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "two-stage-mcl-test-teacher": ("two-stage-mcl", ("--stages.1.teacher", "test_natural")),
     **{f"warmup-pla-es-{epochs}": _scheduling(epochs) for epochs in SCHEDULINGS},
-    **{f"direct-log-{number}-labels": ("direct-log", ("--labels.number", str(number))) for number in NUMBERS_OF_LABELS},
+    **{
+        f"direct-log-{number}-labels": ("direct-log", ("--labels.number", str(number)))
+        for number in NUMBERS_OF_LABELS
+    },
     "direct-log-lr-0.1": ("direct-log", ("--stages.0.lr.value", "0.1")),
     "direct-log-lr-0.001": ("direct-log", ("--stages.0.lr.value", "0.001")),
     "direct-log-weight-decay": ("direct-log", ("--stages.0.optimizer.weight-decay", "0.0005")),
     "direct-log-opening": ("warmup", ("--stages.0.strength.over", "0")),
-    **{f"{method}-held": (method, ("--holdout", "0.1", "--selection", "held_scel_attacked")) for method in ("direct-log", "two-stage", "warmup-pla")},
+    **{
+        f"{method}-held": (method, ("--holdout", "0.1", "--selection", "held_scel_attacked"))
+        for method in ("direct-log", "two-stage", "warmup-pla")
+    },
 }
 
 
@@ -76,11 +87,16 @@ def recipe_ref(cell: str) -> RecipeRef:
 
 
 def _row(*numbers: float) -> dict[str, Value]:
-    return {name: Value(mean, deviation) for name, mean, deviation in zip(ATTACKED, numbers[::2], numbers[1::2], strict=True)}
+    return {
+        name: Value(mean, deviation)
+        for name, mean, deviation in zip(ATTACKED, numbers[::2], numbers[1::2], strict=True)
+    }
 
 
 def _epochs(means: tuple[float, ...], deviations: tuple[float, ...]) -> dict[str, Value]:
-    return {name: Value(mean, deviation) for name, mean, deviation in zip(EPOCHS, means, deviations, strict=True)}
+    return {
+        name: Value(mean, deviation) for name, mean, deviation in zip(EPOCHS, means, deviations, strict=True)
+    }
 
 
 PUBLISHED: dict[str, dict[str, Value]] = {
@@ -158,13 +174,23 @@ PUBLISHED: dict[str, dict[str, Value]] = {
 
 
 # Whether gamma falls in these runs is not said: both readings stand beside the same numbers.
-PUBLISHED |= {f"{cell}-warmup": PUBLISHED[cell] for cell in ("kuzushiji/pseudo-labels-slow", "kuzushiji/pseudo-labels-rapid")}
+PUBLISHED |= {
+    f"{cell}-warmup": PUBLISHED[cell]
+    for cell in ("kuzushiji/pseudo-labels-slow", "kuzushiji/pseudo-labels-rapid")
+}
 
 
 def published(wanted: Recipe) -> dict[str, Value] | None:
     """Return what the paper prints for a run with these settings, however its weights were drawn, by attack or by epoch; None: nothing."""
     cells = [cell for cell in PUBLISHED if cell.startswith(f"{wanted.dataset}/")]
-    return next((PUBLISHED[cell] for cell in cells if with_derived_weights(recipe_ref(cell).recipe) == with_derived_weights(wanted)), None)
+    return next(
+        (
+            PUBLISHED[cell]
+            for cell in cells
+            if with_derived_weights(recipe_ref(cell).recipe) == with_derived_weights(wanted)
+        ),
+        None,
+    )
 
 
 def card(wanted: Recipe) -> dict[str, dict[str, float]] | None:

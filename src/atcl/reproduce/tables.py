@@ -25,11 +25,17 @@ def compared(experiment: Experiment, results: Path) -> list[Table]:
     """Return accuracies for each dataset: under the recipes' rule and, from the same runs, of the last epoch; rules never share a column."""
     tables = []
     for dataset in experiment.datasets:
-        found = {row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows}
+        found = {
+            row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows
+        }
         under = dict.fromkeys([*(recipe_ref(f"{dataset}/{row}").recipe.selection for row in found), "last"])
         runs = [entry for row in found.values() for entry in row]
         columns = [_attack(name, rule) for rule in under for name in experiment.columns]
-        shown = [column for column in columns if column.name in MEASURED or column.rule == RULE or any(map(column.read, runs))]
+        shown = [
+            column
+            for column in columns
+            if column.name in MEASURED or column.rule == RULE or any(map(column.read, runs))
+        ]
         tables.append(_grid(experiment, dataset, shown, found))
     return tables
 
@@ -38,14 +44,26 @@ def epochs(experiment: Experiment, results: Path) -> list[Table]:
     """Return the accuracy of the pseudo-labels after each epoch."""
     columns = [_epoch(name, number) for number, name in enumerate(experiment.columns, 1)]
     return [
-        _grid(experiment, dataset, columns, {row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows})
+        _grid(
+            experiment,
+            dataset,
+            columns,
+            {row: entries(experiment, results, recipe_ref(f"{dataset}/{row}")) for _, row in experiment.rows},
+        )
         for dataset in experiment.datasets
     ]
 
 
 def rules(experiment: Experiment, results: Path) -> list[Table]:
     """Return what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
-    headings = ("rule", *(part for title, _ in experiment.rows for part in (f"{title}: PGD20", "lost to test_pgd20", "epochs")))
+    headings = (
+        "rule",
+        *(
+            part
+            for title, _ in experiment.rows
+            for part in (f"{title}: PGD20", "lost to test_pgd20", "epochs")
+        ),
+    )
     tables = []
     for dataset in experiment.datasets:
         runs = [recipe_ref(f"{dataset}/{row}") for _, row in experiment.rows]
@@ -56,15 +74,33 @@ def rules(experiment: Experiment, results: Path) -> list[Table]:
             for run, held in zip(runs, stages, strict=True):
                 picked = [_picked(rule, stage, run.recipe.stages[-1].grown) for stage in held]
                 values = [stage[epoch]["test_pgd20"] for stage, epoch in zip(held, picked, strict=True)]
-                lost = [max(one["test_pgd20"] for one in stage.values()) - value for stage, value in zip(held, values, strict=True)]
+                lost = [
+                    max(one["test_pgd20"] for one in stage.values()) - value
+                    for stage, value in zip(held, values, strict=True)
+                ]
                 cells += [in_words(tuple(values), 1), in_words(tuple(lost), 1), ", ".join(map(str, picked))]
-                data.append({"dataset": dataset, "rule": name, "recipe": run.name, "epochs": picked, "pgd20": values, "lost": lost})
+                data.append(
+                    {
+                        "dataset": dataset,
+                        "rule": name,
+                        "recipe": run.name,
+                        "epochs": picked,
+                        "pgd20": values,
+                        "lost": lost,
+                    }
+                )
             rows.append(tuple(cells))
         tables.append(Table(dataset, headings, tuple(rows), tuple(data)))
     return tables
 
 
-LAYOUTS: dict[str, Layout] = {"compared": compared, "epochs": epochs, "rules": rules, "claims": claimed, "times": spent}
+LAYOUTS: dict[str, Layout] = {
+    "compared": compared,
+    "epochs": epochs,
+    "rules": rules,
+    "claims": claimed,
+    "times": spent,
+}
 
 
 def grids(experiment: Experiment, results: Path) -> list[Table]:
@@ -76,7 +112,11 @@ def markdown(tables: Sequence[Table]) -> str:
     """Return tables for a page or a terminal, under the name of their dataset where there are several."""
     parts = []
     for table in tables:
-        lines = [f"| {' | '.join(table.headings)} |", f"|{'---|' * len(table.headings)}", *(f"| {' | '.join(row)} |" for row in table.rows)]
+        lines = [
+            f"| {' | '.join(table.headings)} |",
+            f"|{'---|' * len(table.headings)}",
+            *(f"| {' | '.join(row)} |" for row in table.rows),
+        ]
         parts.append((f"**{table.title}**\n\n" if len(tables) > 1 else "") + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
@@ -86,7 +126,14 @@ def latex(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         lines = [" & ".join(map(_tex, row)) + r" \\" for row in (table.headings, *table.rows)]
-        body = [r"\begin{tabular}{l" + "r" * (len(table.headings) - 1) + "}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        body = [
+            r"\begin{tabular}{l" + "r" * (len(table.headings) - 1) + "}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+        ]
         parts.append("\n".join([f"% {table.title}", *body, r"\end{tabular}"]) + "\n")
     return "\n".join(parts)
 
@@ -96,9 +143,15 @@ def tables_as_json(tables: Sequence[Table]) -> str:
     return json.dumps([one for table in tables for one in table.data], indent=2) + "\n"
 
 
-TABLE_FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {"markdown": markdown, "latex": latex, "json": tables_as_json}
+TABLE_FORMATS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "json": tables_as_json,
+}
 
-_PLACE = re.compile(r"(<!-- table: (\S+)((?: (?:datasets|rows)=\S+)*) -->\n)((?:(?!<!-- table: ).)*?)(<!-- end -->)", re.S)
+_PLACE = re.compile(
+    r"(<!-- table: (\S+)((?: (?:datasets|rows)=\S+)*) -->\n)((?:(?!<!-- table: ).)*?)(<!-- end -->)", re.S
+)
 
 
 def places(page: str) -> list[str]:
@@ -110,8 +163,12 @@ def rewritten(page: str, results: Path) -> str:
     """Return a page with all its tables made anew from the ledger."""
 
     def table(found: re.Match[str]) -> str:
-        part = {name: value.split(",") for name, _, value in (word.partition("=") for word in found[3].split())}
-        wanted = narrowed(pick(EXPERIMENTS, found[2], "experiment"), part.get("datasets", ()), part.get("rows", ()))
+        part = {
+            name: value.split(",") for name, _, value in (word.partition("=") for word in found[3].split())
+        }
+        wanted = narrowed(
+            pick(EXPERIMENTS, found[2], "experiment"), part.get("datasets", ()), part.get("rows", ())
+        )
         return found[1] + markdown(grids(wanted, results)) + found[5]
 
     return _PLACE.sub(table, page)
@@ -120,17 +177,27 @@ def rewritten(page: str, results: Path) -> str:
 def check_place(page: str, name: str) -> None:
     """Refuse a page that has no place for the table of an experiment."""
     if name not in places(page):
-        raise AtclError(f"the page has no place for the table: add the lines '<!-- table: {name} -->' and '<!-- end -->'")
+        raise AtclError(
+            f"the page has no place for the table: add the lines '<!-- table: {name} -->' and '<!-- end -->'"
+        )
 
 
 def _attack(name: str, rule: str) -> Column:
     def read(entry: Entry) -> tuple[float, Sequence[str]] | None:
         # the last epoch of a run is measured too, whichever one a rule reports
-        metrics = entry.result["metrics"] if entry.rule == rule else entry.result["last_epoch"]["metrics"] if rule == "last" else {}
+        metrics = (
+            entry.result["metrics"]
+            if entry.rule == rule
+            else entry.result["last_epoch"]["metrics"]
+            if rule == "last"
+            else {}
+        )
         one = metrics.get(name)
         if one is None:
             return None
-        signs = [flag for flag in one.get("flags") or () if (name, flag) != ("autoattack", "square")]  # it runs that search itself
+        signs = [
+            flag for flag in one.get("flags") or () if (name, flag) != ("autoattack", "square")
+        ]  # it runs that search itself
         return one["accuracy"], (*signs, *entry.notes)
 
     return Column(name, f"{heading(name)} ({rule})", rule, read)
@@ -144,7 +211,9 @@ def _epoch(name: str, number: int) -> Column:
     return Column(name, name, None, read)
 
 
-def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found: dict[str, list[Entry]]) -> Table:
+def _grid(
+    experiment: Experiment, dataset: str, columns: Sequence[Column], found: dict[str, list[Entry]]
+) -> Table:
     rows, data = [], []
     theirs = {row: published_at(experiment, dataset, row) for row in found}
     beside = any(theirs.values())
@@ -152,14 +221,25 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
     for title, row in experiment.rows:
         cells = [_cell(column, found[row], theirs[row]) for column in columns]
         seeds = [entry.seed for entry in found[row]]
-        ours = [in_words(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "") for cell in cells]
+        ours = [
+            in_words(cell.values, digits, len(seeds)) + (f" ({', '.join(cell.flags)})" if cell.flags else "")
+            for cell in cells
+        ]
         rows.append((title, *(["ours"] if beside else []), *ours, str(len(seeds) or EMPTY)))
         if theirs[row]:
-            beside_it = [EMPTY if cell.published is None else f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}" for cell in cells]
+            beside_it = [
+                EMPTY
+                if cell.published is None
+                else f"{cell.published.mean:.2f} ± {cell.published.deviation:.2f}"
+                for cell in cells
+            ]
             rows.append(("", "published", *beside_it, str(SEEDS)))
         if any(cell.difference is not None for cell in cells):
             rows.append(("", "difference", *map(_difference, cells), ""))
-        data += [_data(dataset, row, title, column, cell, found[row]) for column, cell in zip(columns, cells, strict=True)]
+        data += [
+            _data(dataset, row, title, column, cell, found[row])
+            for column, cell in zip(columns, cells, strict=True)
+        ]
     headings = ("method", *([""] if beside else []), *(column.heading for column in columns), "seeds")
     return Table(dataset, headings, tuple(rows), tuple(data))
 
@@ -167,20 +247,40 @@ def _grid(experiment: Experiment, dataset: str, columns: Sequence[Column], found
 def _cell(column: Column, found: Sequence[Entry], theirs: dict[str, Value]) -> Cell:
     read = [one for one in map(column.read, found) if one is not None]
     counts = Counter(flag for _, flags in read for flag in flags)
-    flags = [flag if number == len(read) else f"{flag} {number} of {len(read)}" for flag, number in sorted(counts.items())]
+    flags = [
+        flag if number == len(read) else f"{flag} {number} of {len(read)}"
+        for flag, number in sorted(counts.items())
+    ]
     # what the paper chose on the test set is set beside what we chose so, and beside nothing else
-    return Cell(tuple(value for value, _ in read), tuple(flags), theirs.get(column.name) if column.rule in (RULE, None) else None)
+    return Cell(
+        tuple(value for value, _ in read),
+        tuple(flags),
+        theirs.get(column.name) if column.rule in (RULE, None) else None,
+    )
 
 
-def _data(dataset: str, row: str, title: str, column: Column, cell: Cell, found: Sequence[Entry]) -> dict[str, Any]:
+def _data(
+    dataset: str, row: str, title: str, column: Column, cell: Cell, found: Sequence[Entry]
+) -> dict[str, Any]:
     what, there = recipe_ref(f"{dataset}/{row}"), cell.published
     return {
-        "dataset": dataset, "row": row, "title": title, "recipe": what.name, "overrides": list(what.overrides), "metric": column.name,
-        "rule": column.rule, "seeds": [entry.seed for entry in found if column.read(entry) is not None], "values": list(cell.values),
-        "mean": cell.mean, "deviation": cell.deviation, "flags": list(cell.flags), "published": there and there._asdict(),
-        "difference": cell.difference, "margin": explained_by_seeds(there.deviation, len(cell.values)) if there and cell.values else None,
+        "dataset": dataset,
+        "row": row,
+        "title": title,
+        "recipe": what.name,
+        "overrides": list(what.overrides),
+        "metric": column.name,
+        "rule": column.rule,
+        "seeds": [entry.seed for entry in found if column.read(entry) is not None],
+        "values": list(cell.values),
+        "mean": cell.mean,
+        "deviation": cell.deviation,
+        "flags": list(cell.flags),
+        "published": there and there._asdict(),
+        "difference": cell.difference,
+        "margin": explained_by_seeds(there.deviation, len(cell.values)) if there and cell.values else None,
         "outside": cell.outside,
-    }  # fmt: skip
+    }
 
 
 def _difference(cell: Cell) -> str:
@@ -192,7 +292,9 @@ def _last_stage(records: Sequence[Record]) -> dict[int, Record]:
 
 
 def _picked(rule: Rule | None, stage: dict[int, Record], grown: Callable[[int], bool]) -> int:
-    competing = {epoch: one[rule.key] for epoch, one in stage.items() if rule.considers(grown(epoch))} if rule else {}
+    competing = (
+        {epoch: one[rule.key] for epoch, one in stage.items() if rule.considers(grown(epoch))} if rule else {}
+    )
     return chosen_epoch(rule, competing) if rule and competing else max(stage)
 
 

@@ -76,19 +76,28 @@ def carry_out(running: Running) -> Iterator[None]:
         while True:
             number, learner, data = position.number, position.learner, position.data
             keep = _keeper(running, position, writer)
-            engine, observers = running.observing.attach(run, problem, number, learner, data, running.engine, watcher.notify)
+            engine, observers = running.observing.attach(
+                run, problem, number, learner, data, running.engine, watcher.notify
+            )
             seed = derive(run.seed, "stage", number)
             # the keeper last: it writes the checkpoint, after which an epoch is not seen again
-            yield from fitting(learner, data, running.stages[number], seed=seed, engine=engine, observers=[*observers, keep])
+            yield from fitting(
+                learner, data, running.stages[number], seed=seed, engine=engine, observers=[*observers, keep]
+            )
             if number + 1 == len(running.stages):
                 break
             position = _advanced(running, position)
     del keep, observers  # with their CUDA graphs: what follows needs the memory
     free_memory()
     write_result(
-        run, problem, position.learner, position.best, stage=position.number, engine=running.engine,
+        run,
+        problem,
+        position.learner,
+        position.best,
+        stage=position.number,
+        engine=running.engine,
         together=running.together,
-    )  # fmt: skip
+    )
 
 
 def blind(stages: Sequence[Stage]) -> list[tuple[int, int]]:
@@ -114,14 +123,18 @@ def _cut_back(running: Running, position: Position) -> None:
         journal.cut_back(folder / layout.ANALYSIS, *place)
     done = sum(stage.epochs for stage in running.stages[: position.number]) + position.learner.epoch
     if kept != done:
-        running.watcher.notify(f"{layout.JOURNAL} holds {kept} of the {done} epochs that are done; going on without the others")
+        running.watcher.notify(
+            f"{layout.JOURNAL} holds {kept} of the {done} epochs that are done; going on without the others"
+        )
 
 
 def _warn(running: Running) -> None:
     """Tell of settings that are allowed and seldom meant."""
     last = running.stages[-1]
     if not last.grown(last.epochs):
-        running.watcher.notify(f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength")
+        running.watcher.notify(
+            f"note: training ends in epoch {last.epochs}, before the attack has grown to its full strength"
+        )
     for number, early in blind(running.stages):
         running.watcher.notify(
             f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower --stages.{number}.supervision.first"
@@ -173,7 +186,9 @@ def _keeper(running: Running, position: Position, writer: checkpoints.Writer) ->
         phase = snapshot.phase
         record = _record(number, snapshot)
         if snapshot.agreement is not None and problem.truth is not None:
-            record["pseudo_label_accuracy"] = pseudo_label_accuracy(snapshot.memory, data.candidates, problem.truth.labels)
+            record["pseudo_label_accuracy"] = pseudo_label_accuracy(
+                snapshot.memory, data.candidates, problem.truth.labels
+            )
         if problem.held is not None:
             estimates = judge(snapshot.model, problem.held, run.recipe.threat)
             record |= {f"held_{name}": one.mean for name, one in estimates.items()}

@@ -24,7 +24,9 @@ from atcl.core.version import __version__
 from atcl.data.images import as_float, checked_images
 from atcl.models import MODELS
 
-TOLERANCE = 1e-4  # of the logits, relative to 1 + the largest of them; float32 sums in another order stay far below
+TOLERANCE = (
+    1e-4  # of the logits, relative to 1 + the largest of them; float32 sums in another order stay far below
+)
 
 LogitsOf = Callable[[Tensor], Tensor]  # (n, C, H, W) float in [0, 1] -> logits (n, K)
 Metadata = Mapping[str, str]
@@ -34,7 +36,9 @@ Metadata = Mapping[str, str]
 class Format:
     """How a model becomes the bytes of a file, and how these are run again."""
 
-    pack: Callable[[Module, Tensor, Metadata], bytes]  # a model on the CPU in eval mode, some images, what the file says of itself
+    pack: Callable[
+        [Module, Tensor, Metadata], bytes
+    ]  # a model on the CPU in eval mode, some images, what the file says of itself
     unpack: Callable[[bytes, Module], LogitsOf]  # the model stands in where the file holds weights alone
     about: str
 
@@ -49,9 +53,15 @@ class Exported:
 
 
 def export(
-    model: Module, shape: tuple[int, int, int], names: Sequence[str], path: Path | str, format: str, *,
-    kind: str = "own", images: Tensor | None = None,
-) -> Exported:  # fmt: skip
+    model: Module,
+    shape: tuple[int, int, int],
+    names: Sequence[str],
+    path: Path | str,
+    format: str,
+    *,
+    kind: str = "own",
+    images: Tensor | None = None,
+) -> Exported:
     """Write a model to a file that takes floats (n, C, H, W) in [0, 1] and gives logits; `kind` is its name in `MODELS`, where it has one."""
     chosen = pick(EXPORTS, format, "format")
     frozen = deepcopy(model).cpu().eval().requires_grad_(False)
@@ -95,9 +105,14 @@ def _pack_onnx(model: Module, x: Tensor, metadata: Metadata) -> bytes:
     except ImportError as error:
         raise AtclError(f"to export as onnx, {error.name} is missing: pip install 'atcl[onnx]'") from None
     program = torch.onnx.export(
-        model, (x,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+        model,
+        (x,),
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=["logits"],
         dynamic_shapes=({0: torch.export.Dim("n")},),
-    )  # fmt: skip
+    )
     assert program is not None
     proto = program.model_proto
     graph = proto.graph
@@ -155,8 +170,12 @@ def _unpack_safetensors(content: bytes, model: Module) -> LogitsOf:
 
 EXPORTS: dict[str, Format] = {
     "onnx": Format(_pack_onnx, _unpack_onnx, "graph and weights, for ONNX Runtime and most others"),
-    "torchscript": Format(_pack_torchscript, _unpack_torchscript, "graph and weights, traced, for PyTorch from Python and C++"),
-    "safetensors": Format(_pack_safetensors, _unpack_safetensors, "weights alone, with what it takes to build the model"),
+    "torchscript": Format(
+        _pack_torchscript, _unpack_torchscript, "graph and weights, traced, for PyTorch from Python and C++"
+    ),
+    "safetensors": Format(
+        _pack_safetensors, _unpack_safetensors, "weights alone, with what it takes to build the model"
+    ),
 }
 
 
@@ -172,10 +191,14 @@ def _logits(model: Module, x: Tensor, classes: int) -> Tensor:
     try:
         logits = model(x)
     except RuntimeError as error:
-        raise AtclError(f"the model does not take images of shape {tuple(x.shape[1:])}: {_first_line(error)}") from None
+        raise AtclError(
+            f"the model does not take images of shape {tuple(x.shape[1:])}: {_first_line(error)}"
+        ) from None
     if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise AtclError(f"the model gives {got} for {len(x)} images, but there are {classes} names of classes")
+        raise AtclError(
+            f"the model gives {got} for {len(x)} images, but there are {classes} names of classes"
+        )
     if not bool(logits.isfinite().all()):
         raise AtclError("the model's logits are not finite: it cannot be compared with its export")
     return logits
@@ -188,7 +211,9 @@ def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor], format: str) -
     bound = TOLERANCE * (1 + float(ours_.abs().max()))
     # where the model prefers a class by more than twice the bound, the file must choose the same: this follows
     if not difference <= bound:  # nan is refused too
-        raise AtclError(f"the {format} file does not compute what the model does: logits differ by {difference:g}; nothing was written")
+        raise AtclError(
+            f"the {format} file does not compute what the model does: logits differ by {difference:g}; nothing was written"
+        )
     return difference
 
 

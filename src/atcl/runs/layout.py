@@ -10,4 +10,12 @@ EVALUATION = "evaluation"  # which images withstood each attack, batch by batch
 TRANSITION = "transition.json"  # where a transition matrix was estimated
 REPORT = "report.html"
 TENSORBOARD = "tensorboard"
-FILES = (RECIPE, JOURNAL, ANALYSIS, MODEL, RESULT, TRANSITION, REPORT)  # files that nothing else may overwrite
+FILES = (
+    RECIPE,
+    JOURNAL,
+    ANALYSIS,
+    MODEL,
+    RESULT,
+    TRANSITION,
+    REPORT,
+)  # files that nothing else may overwrite

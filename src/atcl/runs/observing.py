@@ -25,7 +25,14 @@ class Observing:
         """Refuse what cannot be observed on this problem, such as for want of true labels."""
 
     def attach(
-        self, run: "Run", problem: Problem, stage: int, learner: Learner, data: WeakData, engine: Engine, notify: Callable[[str], None]
+        self,
+        run: "Run",
+        problem: Problem,
+        stage: int,
+        learner: Learner,
+        data: WeakData,
+        engine: Engine,
+        notify: Callable[[str], None],
     ) -> tuple[Engine, Sequence[Observer]]:
         """Return the engine and the observers that a stage is trained with."""
         return engine, []

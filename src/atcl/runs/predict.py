@@ -29,25 +29,45 @@ class Prediction:
     file: str
     name: str  # of the class
     probability: float
-    withstands: bool | None  # whether PGD20 at the recipe's epsilon leaves the class as it is; None: not tried
+    withstands: (
+        bool | None
+    )  # whether PGD20 at the recipe's epsilon leaves the class as it is; None: not tried
 
 
 def predict(
-    run: Run, images: Sequence[Path | str], *, attack: bool = True, device: str = "cpu", seed: int = 0, batch_size: int = 500,
+    run: Run,
+    images: Sequence[Path | str],
+    *,
+    attack: bool = True,
+    device: str = "cpu",
+    seed: int = 0,
+    batch_size: int = 500,
     build: Build | None = None,
-) -> list[Prediction]:  # fmt: skip
+) -> list[Prediction]:
     """Return a prediction for each picture, and for each picture in each folder, that is named."""
     if batch_size < 1 or not 0 <= seed < 2**63:
-        raise AtclError(f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})")
+        raise AtclError(
+            f"batch_size is at least 1, and a seed lies in 0 to 2^63 - 1 (batch_size {batch_size}, seed {seed})"
+        )
     if not images:
         raise AtclError("name at least one picture, or a folder of pictures")
     files = find_pictures(images)
     x, wrong = read_pictures(files, run.shape)
     if wrong:
-        raise AtclError("\n  ".join([f"{len(wrong)} of {len(files)} pictures cannot be read; nothing was predicted:", *wrong.values()]))
+        raise AtclError(
+            "\n  ".join(
+                [
+                    f"{len(wrong)} of {len(files)} pictures cannot be read; nothing was predicted:",
+                    *wrong.values(),
+                ]
+            )
+        )
     model = run.model(device, build)
     threat, place = run.recipe.threat if attack else None, next(model.parameters()).device
-    answers = [_answer(model, part, threat, generator(place, seed, number)) for number, part in enumerate(x.split(batch_size))]
+    answers = [
+        _answer(model, part, threat, generator(place, seed, number))
+        for number, part in enumerate(x.split(batch_size))
+    ]
     probability, label, withstands = (torch.cat(parts).tolist() for parts in zip(*answers, strict=True))
     return [
         Prediction(str(file), run.class_names[number], share, bool(kept) if attack else None)

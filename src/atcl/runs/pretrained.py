@@ -29,7 +29,9 @@ def load(what: str | Path, device: str = "cpu", shelf: Path = SHELF) -> Module:
     card, path = read_json(card_path), shelf / f"{what}.safetensors"
     content = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(content).hexdigest() != card["sha256"]:
-        raise AtclError(f"{path} does not hold the weights that its card speaks of: install the package again")
+        raise AtclError(
+            f"{path} does not hold the weights that its card speaks of: install the package again"
+        )
     channels, height, width = card["shape"]
     model = pick(MODELS, card["model"], "model")(card["classes"], (channels, height, width))
     model.load_state_dict(checkpoints.from_bytes(content, path))
@@ -40,27 +42,44 @@ def keep(run: Run, shelf: Path = SHELF) -> Path:
     """Put the chosen model of a finished run on the shelf, with a card that says what it is; return its path."""
     content, told = run.folder / layout.MODEL, run.result
     if told["model"]["bytes"] > LARGEST:
-        raise AtclError(f"the model of {run.folder} has {told['model']['bytes']:,} bytes: the package takes none above {LARGEST:,}")
+        raise AtclError(
+            f"the model of {run.folder} has {told['model']['bytes']:,} bytes: the package takes none above {LARGEST:,}"
+        )
     path = shelf.joinpath(*folder_of(run.name, run.recipe)).with_suffix(".safetensors")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content.read_bytes())
     card = {
-        "name": run.name, "seed": run.seed, "digest": told["digest"], "sha256": told["model"]["sha256"], "model": run.recipe.model,
-        "classes": run.classes, "shape": list(run.shape), "names": run.names, "selection": told["selection"], "threat": told["recipe"]["threat"],
+        "name": run.name,
+        "seed": run.seed,
+        "digest": told["digest"],
+        "sha256": told["model"]["sha256"],
+        "model": run.recipe.model,
+        "classes": run.classes,
+        "shape": list(run.shape),
+        "names": run.names,
+        "selection": told["selection"],
+        "threat": told["recipe"]["threat"],
         "accuracy": {name: one["accuracy"] for name, one in told["metrics"].items()},
-    }  # fmt: skip
+    }
     write_json(path.with_suffix(".json"), card)
     return path
 
 
 def cards(shelf: Path = SHELF) -> dict[str, dict[str, Any]]:
     """Return the cards of all headline models, by name."""
-    return {path.relative_to(shelf).with_suffix("").as_posix(): read_json(path) for path in sorted(shelf.glob("*/*.json"))}
+    return {
+        path.relative_to(shelf).with_suffix("").as_posix(): read_json(path)
+        for path in sorted(shelf.glob("*/*.json"))
+    }
 
 
 def card_line(card: dict[str, Any]) -> str:
     """Return a card as one line."""
-    threat, chosen, accuracy = card["threat"], card["selection"], ", ".join(f"{name} {value:.1f}" for name, value in card["accuracy"].items())
+    threat, chosen, accuracy = (
+        card["threat"],
+        card["selection"],
+        ", ".join(f"{name} {value:.1f}" for name, value in card["accuracy"].items()),
+    )
     return f"seed {card['seed']}, epoch {chosen['epoch']} ({chosen['rule']}), {threat['norm']} epsilon {threat['epsilon']:.3g}: {accuracy}"
 
 

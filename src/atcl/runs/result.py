@@ -22,7 +22,9 @@ from atcl.training.selection import Best
 from atcl.training.weak_validation import judge
 
 
-def write_result(run: Run, problem: Problem, learner: Learner, best: Best, *, stage: int, engine: Engine, together: int) -> None:
+def write_result(
+    run: Run, problem: Problem, learner: Learner, best: Best, *, stage: int, engine: Engine, together: int
+) -> None:
     """Write the chosen model and the result; where a rule chose another epoch, the last one is measured too."""
     model, device = learner.refresh(), problem.train.device
     last = _measured(run, problem, model) if best.weights else None
@@ -44,7 +46,10 @@ def write_result(run: Run, problem: Problem, learner: Learner, best: Best, *, st
         "metrics": chosen,
         "flags": None,
         "held": {name: asdict(one) for name, one in estimates.items()},
-        "last_epoch": {"metrics": chosen if last is None else last, "journal": records[-1] if records else None},
+        "last_epoch": {
+            "metrics": chosen if last is None else last,
+            "journal": records[-1] if records else None,
+        },
         "data": {name: started[name] for name in ("data", "held", "test")},
         "model": {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)},
         "training_seconds": sum(record["seconds"] for record in records),
@@ -55,7 +60,9 @@ def write_result(run: Run, problem: Problem, learner: Learner, best: Best, *, st
     write_json(run.folder / layout.RESULT, result)
 
 
-def _measured(run: Run, problem: Problem, model: Module, keep: Path | None = None) -> dict[str, dict[str, Any]]:
+def _measured(
+    run: Run, problem: Problem, model: Module, keep: Path | None = None
+) -> dict[str, dict[str, Any]]:
     if problem.test is None:
         return {}
     found = measure(model, problem.test, run.recipe.threat, REPORTED, keep=keep)

@@ -52,7 +52,9 @@ class Run:
             raise AtclError(f"{self.folder} has no result yet: the same `atcl train` command goes on with it")
         told = read_json(path)
         if not isinstance(told, dict) or not isinstance(told.get("metrics"), dict):
-            raise AtclError(f"{path} is not the result of a run: remove it, and the same `atcl train` command writes it again")
+            raise AtclError(
+                f"{path} is not the result of a run: remove it, and the same `atcl train` command writes it again"
+            )
         return told
 
     @property
@@ -77,30 +79,68 @@ class Run:
         return model.to(resolve(device)).eval()
 
     def evaluate(
-        self, attacks: Sequence[str] = REPORTED, *, device: str = "auto", test: Split | None = None, seed: int = 0, batch_size: int | None = None,
-        build: Build | None = None, data_dir: Path | None = None, checks: bool = True, strict_fp32: bool = False, watch: Watch | None = None,
-    ) -> dict[str, Measurement]:  # fmt: skip
+        self,
+        attacks: Sequence[str] = REPORTED,
+        *,
+        device: str = "auto",
+        test: Split | None = None,
+        seed: int = 0,
+        batch_size: int | None = None,
+        build: Build | None = None,
+        data_dir: Path | None = None,
+        checks: bool = True,
+        strict_fp32: bool = False,
+        watch: Watch | None = None,
+    ) -> dict[str, Measurement]:
         """Measure the chosen model; numbers of the recipe's own test set are kept in `result.json`, those of a `test` you bring are not."""
         model = self.model(device, build)
         _ = self.result  # there is none before training has ended
         with precision(strict_fp32):
             if test is not None:
-                found = measure(model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch)
-                return flagged(found, [flag.name for flag in suspicions(model, test.x, test.truth.labels, self.recipe.threat)]) if checks else found
+                found = measure(
+                    model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch
+                )
+                return (
+                    flagged(
+                        found,
+                        [
+                            flag.name
+                            for flag in suspicions(model, test.x, test.truth.labels, self.recipe.threat)
+                        ],
+                    )
+                    if checks
+                    else found
+                )
             if self.recipe.dataset == OWN:
-                raise AtclError("this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)")
+                raise AtclError(
+                    "this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)"
+                )
             with sole_writer(self.folder):
                 told = self.result
                 official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
                 if fingerprint_of(official) != _get(read_json(self.folder / layout.RECIPE), "test"):
-                    raise AtclError("this test set is not the one that the run was made with: give its folder with --data-dir")
+                    raise AtclError(
+                        "this test set is not the one that the run was made with: give its folder with --data-dir"
+                    )
                 measured = measure(
-                    model, official, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, keep=self.folder / layout.EVALUATION, extend=True,
+                    model,
+                    official,
+                    self.recipe.threat,
+                    attacks,
+                    seed=seed,
+                    batch_size=batch_size,
+                    keep=self.folder / layout.EVALUATION,
+                    extend=True,
                     watch=watch,
-                )  # fmt: skip
+                )
                 if checks:
-                    told["flags"] = [asdict(flag) for flag in suspicions(model, official.x, official.truth.labels, self.recipe.threat)]
-                if told["flags"] is not None:  # signs that were found once stay, whoever measures next without looking
+                    told["flags"] = [
+                        asdict(flag)
+                        for flag in suspicions(model, official.x, official.truth.labels, self.recipe.threat)
+                    ]
+                if (
+                    told["flags"] is not None
+                ):  # signs that were found once stay, whoever measures next without looking
                     measured = flagged(measured, [flag["name"] for flag in told["flags"]])
                 told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
                 write_json(self.folder / layout.RESULT, told)
@@ -111,21 +151,33 @@ class Run:
         path = self.folder / layout.RECIPE
         prints = problem.fingerprints()
         told = {
-            "name": self.name, "seed": self.seed, "classes": self.classes, "shape": list(self.shape),
-            **prints, "source": problem.source or prints["data"], "names": None if self.names is None else list(self.names),
+            "name": self.name,
+            "seed": self.seed,
+            "classes": self.classes,
+            "shape": list(self.shape),
+            **prints,
+            "source": problem.source or prints["data"],
+            "names": None if self.names is None else list(self.names),
             "recipe": to_data(self.recipe),
-        }  # fmt: skip
+        }
         begun = checkpoints.stored(self.folder / layout.CHECKPOINTS) or (self.folder / layout.RESULT).exists()
         if begun and not path.exists():
-            raise AtclError(f"{self.folder} holds a run, but no recipe.json to say which: choose another folder")
+            raise AtclError(
+                f"{self.folder} holds a run, but no recipe.json to say which: choose another folder"
+            )
         if not begun:  # nothing would be lost, as after a start that failed
             write_json(path, told)
             return
-        held = {**read_json(path), "recipe": to_data(open_run(self.folder).recipe)}  # with settings that came later at their defaults
+        held = {
+            **read_json(path),
+            "recipe": to_data(open_run(self.folder).recipe),
+        }  # with settings that came later at their defaults
         binding = ("recipe", "seed", "data", "names", *sorted(self.recipe.needs))
         differing = [name for key in binding for name in differences(_get(held, key), told[key], key)]
         if differing:
-            raise AtclError(f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder")
+            raise AtclError(
+                f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder"
+            )
 
 
 def _get(told: Any, key: str) -> Any:
@@ -138,12 +190,22 @@ def open_run(folder: Path | str) -> Run:
     if not path.exists():
         entry = (Path(folder) / layout.RESULT).exists()
         what = "an entry of a ledger, which has a result and no model" if entry else "not the folder of a run"
-        raise AtclError(f"{folder} is {what}: there is no recipe.json in it; give the folder that `atcl train` wrote")
+        raise AtclError(
+            f"{folder} is {what}: there is no recipe.json in it; give the folder that `atcl train` wrote"
+        )
     told = read_json(path)
     try:
         channels, height, width = told["shape"]
         names = tuple(told["names"]) if told.get("names") else None
-        return Run(Path(folder), told["name"], told["seed"], from_data(told["recipe"], KINDS), told["classes"], (channels, height, width), names)
+        return Run(
+            Path(folder),
+            told["name"],
+            told["seed"],
+            from_data(told["recipe"], KINDS),
+            told["classes"],
+            (channels, height, width),
+            names,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise AtclError(f"{path} is not of a run: {type(error).__name__} {error}") from None
 

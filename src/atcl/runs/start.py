@@ -69,7 +69,9 @@ def train(
     return run
 
 
-def train_together(specs: Sequence[RunSpec], execution: Execution | None = None, watchers: Sequence[Watcher] | None = None) -> list[Run]:
+def train_together(
+    specs: Sequence[RunSpec], execution: Execution | None = None, watchers: Sequence[Watcher] | None = None
+) -> list[Run]:
     """Train several runs at once on one device; each is the run that it would be alone."""
     check_different(specs)
     execution = execution or Execution()
@@ -78,7 +80,10 @@ def train_together(specs: Sequence[RunSpec], execution: Execution | None = None,
     # an engine that cannot be had is refused before anything is written
     engine_of(execution.engine, device, 0, deterministic=execution.deterministic)
     execution.observing.check_names()
-    runs = [_Start(spec, execution, device, watcher, len(specs)) for spec, watcher in zip(specs, watchers, strict=True)]
+    runs = [
+        _Start(spec, execution, device, watcher, len(specs))
+        for spec, watcher in zip(specs, watchers, strict=True)
+    ]
     several = len({spec.name for spec in specs}) > 1
     tasks = [_named(one, several) if len(runs) > 1 else one.steps() for one in runs]
     compiles = device.type == "cuda" or execution.engine == "compiled"
@@ -136,7 +141,9 @@ class _Start:
             if (folder / layout.RESULT).exists() and (folder / layout.MODEL).exists():
                 watcher.notify("this run is finished: nothing is trained again")
                 if execution.observing.names:
-                    watcher.notify(f"nothing was observed: `atcl observe {folder}` analyses the checkpoints that it left")
+                    watcher.notify(
+                        f"nothing was observed: `atcl observe {folder}` analyses the checkpoints that it left"
+                    )
                 return run
             there = problem.to(self.device)
             size, waiting = passes(wanted, len(there.train)), _waits(run, there, spec.build)
@@ -152,7 +159,9 @@ class _Start:
             yield
             if wanted.transition == "estimated":
                 there = _estimated(run, there, spec.build, watcher)
-            yield from carry_out(Running(run, there, engine, watcher, execution.observing, spec.build, self.together))
+            yield from carry_out(
+                Running(run, there, engine, watcher, execution.observing, spec.build, self.together)
+            )
         return run
 
     def _on_its_data(self) -> tuple[Recipe, str, Problem]:
@@ -174,7 +183,9 @@ def _check_rules(wanted: Recipe, problem: Problem) -> None:
             "this recipe chooses an epoch on a test set, and there is none: set selection and teacher to last, or to a rule on held-out labels"
         )
     if problem.held is None and "held" in wanted.needs:
-        raise AtclError("this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last")
+        raise AtclError(
+            "this recipe chooses an epoch by held-out labels, and there are none: set holdout, such as 0.1, or selection to last"
+        )
     if problem.held is not None:
         check_invertible(problem.held)
 
@@ -182,12 +193,18 @@ def _check_rules(wanted: Recipe, problem: Problem) -> None:
 def problem_of(wanted: Recipe, seed: int, data_dir: Path | None = None) -> Problem:
     """Return what a recipe learns from: its dataset, with labels and a held-out part that follow from the seed."""
     if wanted.dataset == OWN:
-        raise AtclError("this recipe learns from data of your own: give them as `problem` (from the shell: --images FOLDER --labels FILE.csv)")
+        raise AtclError(
+            "this recipe learns from data of your own: give them as `problem` (from the shell: --images FOLDER --labels FILE.csv)"
+        )
     dataset = pick(DATASETS, wanted.dataset, "dataset")(data_dir)
     wanted.labels.check(dataset.classes)
     if dataset.shape != wanted.shape:
-        raise AtclError(f"{wanted.dataset} has images of shape {dataset.shape}, but the recipe says {wanted.shape}: set shape")
-    problem = Problem(weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test)
+        raise AtclError(
+            f"{wanted.dataset} has images of shape {dataset.shape}, but the recipe says {wanted.shape}: set shape"
+        )
+    problem = Problem(
+        weaken(dataset.train, wanted.labels, derive(seed, "labels")), dataset.train.truth, dataset.test
+    )
     return problem.held_out(wanted.holdout, derive(seed, "holdout")) if wanted.holdout else problem
 
 
@@ -207,10 +224,14 @@ def _probe(run: Run, problem: Problem, build: Build | None) -> None:
             with evaluating(model), torch.no_grad():
                 logits = model(as_float(problem.train.x[:2].cpu()))
         except RuntimeError as error:
-            raise AtclError(f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}") from None
+            raise AtclError(
+                f"the model {run.recipe.model} does not take images of shape {run.shape}: {str(error).splitlines()[0]}"
+            ) from None
         _check_batches(run, model, problem)
     if logits.shape != (min(2, len(problem.train)), run.classes):
-        raise AtclError(f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes")
+        raise AtclError(
+            f"the model {run.recipe.model} returns {tuple(logits.shape)} for two images, and there are {run.classes} classes"
+        )
 
 
 def _check_copies(run: Run, model: Module) -> None:
@@ -219,19 +240,29 @@ def _check_copies(run: Run, model: Module) -> None:
         copy.deepcopy(model)
     except RuntimeError as error:
         remedy = "weight_norm of torch.nn.utils.parametrizations can be, that of torch.nn.utils cannot"
-        raise AtclError(f"the model {run.recipe.model} cannot be copied, as attacks need ({remedy}): {str(error).split('.')[0]}") from None
+        raise AtclError(
+            f"the model {run.recipe.model} cannot be copied, as attacks need ({remedy}): {str(error).split('.')[0]}"
+        ) from None
 
 
 def _check_batches(run: Run, model: Module, problem: Problem) -> None:
     """Refuse a batch of one image, such as the last may be, where the model's batch statistics need more; those of maps of pixels do not."""
     n, sizes = len(problem.train), [stage.batch_size for stage in run.recipe.stages]
     alone = next((number for number, size in enumerate(sizes) if size == 1 or n % size == 1), None)
-    halves = {n // 2 % NATURAL.batch_size, (n + 1) // 2 % NATURAL.batch_size} if run.recipe.transition == "estimated" else set()
-    if (alone is None and 1 not in halves) or not any(isinstance(layer, _BatchNorm) for layer in model.modules()):
+    halves = (
+        {n // 2 % NATURAL.batch_size, (n + 1) // 2 % NATURAL.batch_size}
+        if run.recipe.transition == "estimated"
+        else set()
+    )
+    if (alone is None and 1 not in halves) or not any(
+        isinstance(layer, _BatchNorm) for layer in model.modules()
+    ):
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(model).train()(as_float(problem.train.x[:1].cpu()))  # a copy: who builds it may keep it, and it would remember the image
+            copy.deepcopy(model).train()(
+                as_float(problem.train.x[:1].cpu())
+            )  # a copy: who builds it may keep it, and it would remember the image
     except ValueError:
         if alone is None:
             raise AtclError(
@@ -239,7 +270,11 @@ def _check_batches(run: Run, model: Module, problem: Problem) -> None:
                 f"on which the batch norm of {run.recipe.model} cannot learn: take two images less"
             ) from None
         others = [size for size in range(sizes[alone] + 1, sizes[alone] + n + 1) if n % size != 1]
-        remedy = f"give --stages.{alone}.batch-size {others[0]}, or one image more or less" if others else "give more images"
+        remedy = (
+            f"give --stages.{alone}.batch-size {others[0]}, or one image more or less"
+            if others
+            else "give more images"
+        )
         raise AtclError(
             f"{n} images in batches of {sizes[alone]} leave a batch of one, on which the batch norm of {run.recipe.model} cannot learn: {remedy}"
         ) from None
@@ -247,11 +282,16 @@ def _check_batches(run: Run, model: Module, problem: Problem) -> None:
 
 def _estimated(run: Run, problem: Problem, build: Build | None, watcher: Watcher) -> Problem:
     """Return the problem with a transition matrix estimated from its weak labels, which a resumed run finds in its folder."""
-    path, made = run.folder / layout.TRANSITION, {"seed": run.seed, "recipe": digest(run.recipe), **problem.fingerprints()}
+    path, made = (
+        run.folder / layout.TRANSITION,
+        {"seed": run.seed, "recipe": digest(run.recipe), **problem.fingerprints()},
+    )
     kept = read_json(path) if path.exists() else {}
     if kept.get("made") != made:  # of a start that was given up for another
         watcher.notify("estimating the transition matrix from the complementary labels")
-        found = estimated_transition(problem.train, lambda: run.fresh_model(build), seed=derive(run.seed, "transition"))
+        found = estimated_transition(
+            problem.train, lambda: run.fresh_model(build), seed=derive(run.seed, "transition")
+        )
         kept = {"made": made, "matrix": found.tolist()}
         write_json(path, kept)
     transition = torch.tensor(kept["matrix"], device=problem.train.device)

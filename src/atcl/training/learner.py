@@ -57,15 +57,25 @@ class Learner:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Put a saved state back, in place: a captured step points at these very tensors."""
-        self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")})
+        self.model.load_state_dict(
+            {
+                name.removeprefix("model."): tensor
+                for name, tensor in state.items()
+                if name.startswith("model.")
+            }
+        )
         parameters = list(self.model.parameters())
         for key, tensor in state.items():
             if key.startswith("optimizer."):
                 _, number, name = key.split(".")
                 parameter = parameters[int(number)]
                 slot = self.optimizer.state[parameter]
-                if name not in slot:  # in the layout of its parameter: fused optimisers walk both as they lie in memory
-                    slot[name] = torch.empty_like(parameter if tensor.shape == parameter.shape else tensor, dtype=tensor.dtype).detach()
+                if (
+                    name not in slot
+                ):  # in the layout of its parameter: fused optimisers walk both as they lie in memory
+                    slot[name] = torch.empty_like(
+                        parameter if tensor.shape == parameter.shape else tensor, dtype=tensor.dtype
+                    ).detach()
                 slot[name].copy_(tensor)
         self.memory.copy_(state["memory"])
         self.epoch = int(state["epoch"])

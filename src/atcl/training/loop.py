@@ -20,7 +20,14 @@ from atcl.losses import Targets, names_of
 from atcl.training.learner import Learner
 from atcl.training.objectives import Objective, loss_of
 from atcl.training.stage import Phase, Stage
-from atcl.training.supervision import CandidatesOnly, PseudoLabels, Supervision, guesses, predicted, remembered
+from atcl.training.supervision import (
+    CandidatesOnly,
+    PseudoLabels,
+    Supervision,
+    guesses,
+    predicted,
+    remembered,
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +44,20 @@ class Snapshot:
     attack_step: AttackStep  # one ascent of an attack, as the engine runs it
 
 
-Observer = Callable[[Snapshot], Iterator[None] | None]  # one that waits for the device pauses before, so that others can use it
+Observer = Callable[
+    [Snapshot], Iterator[None] | None
+]  # one that waits for the device pauses before, so that others can use it
 
 
-def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()) -> None:
+def fit(
+    learner: Learner,
+    data: WeakData,
+    stage: Stage,
+    *,
+    seed: int,
+    engine: Engine = EAGER,
+    observers: Sequence[Observer] = (),
+) -> None:
     """Train through the epochs of `stage` that `learner` has not done yet."""
     with forked_rng():
         for _ in fitting(learner, data, stage, seed=seed, engine=engine, observers=observers):
@@ -48,20 +65,30 @@ def fit(learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: En
 
 
 def fitting(
-    learner: Learner, data: WeakData, stage: Stage, *, seed: int, engine: Engine = EAGER, observers: Sequence[Observer] = ()
-) -> Iterator[None]:  # fmt: skip
+    learner: Learner,
+    data: WeakData,
+    stage: Stage,
+    *,
+    seed: int,
+    engine: Engine = EAGER,
+    observers: Sequence[Observer] = (),
+) -> Iterator[None]:
     """Do what `fit` does, and pause after each batch, so that several models can take turns; the global random state is the caller's to keep."""
     _check_labels(data, stage)
     precision = stage.precision.on(data.device)
     prior, some = data.prior(), as_float(data.images(data.some()))
-    attack_model = faithful_attack_model(learner.model, precision.attack, some, engine.notify, compiles=engine.compiles)
+    attack_model = faithful_attack_model(
+        learner.model, precision.attack, some, engine.notify, compiles=engine.compiles
+    )
     model = InBf16(learner.model) if precision.update == "bf16" else learner.model
     written = predicted, pgd_step, loss_and_tally
     quick = engine.part(predicted), engine.part(pgd_step), engine.part(loss_and_tally)
     follow = engine.part(AttackModel.follow)
 
     def step(index: Tensor, steps: int, remember: bool) -> Tensor:
-        predict, attack_step, training_loss = quick if len(index) == stage.batch_size else written  # a smaller batch comes once an epoch
+        predict, attack_step, training_loss = (
+            quick if len(index) == stage.batch_size else written
+        )  # a smaller batch comes once an epoch
         batch = data.batch(index, stage.augmentation, learner.rng)
         follow(attack_model)
         with multiplying(attack_model.kind):
@@ -72,9 +99,17 @@ def fitting(
             if steps:
                 attack_loss = stage.objective.attack_loss(attack_model, batch.x, targets)
                 adv = pgd(
-                    attack_model, batch.x, attack_loss, epsilon=learner.epsilon, step_size=learner.step_size, steps=steps,
-                    norm=stage.budget.norm, start=stage.budget.start, rng=learner.rng, attack_step=attack_step,
-                )  # fmt: skip
+                    attack_model,
+                    batch.x,
+                    attack_loss,
+                    epsilon=learner.epsilon,
+                    step_size=learner.step_size,
+                    steps=steps,
+                    norm=stage.budget.norm,
+                    start=stage.budget.start,
+                    rng=learner.rng,
+                    attack_step=attack_step,
+                )
         with multiplying(precision.update):
             loss, tally = training_loss(stage.objective, model, batch.x, adv, targets)
             learner.optimizer.zero_grad()
@@ -88,7 +123,9 @@ def fitting(
         learner.turn(phase)
         attack_model.eval()  # whatever an observer did to it
         learner.rng.manual_seed(derive(seed, epoch))
-        torch.manual_seed(derive(seed, epoch, "global"))  # for dropout and other modules, which draw from the global generator
+        torch.manual_seed(
+            derive(seed, epoch, "global")
+        )  # for dropout and other modules, which draw from the global generator
         totals = torch.zeros(4, device=data.device)
         for index in shuffled(len(data), stage.batch_size, learner.rng):
             totals += run(index, phase.budget.steps, phase.remember)
@@ -100,7 +137,9 @@ def fitting(
             yield from observe(snapshot) or ()
 
 
-def loss_and_tally(objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+def loss_and_tally(
+    objective: Objective, model: Module, x: Tensor, adv: Tensor, targets: Targets
+) -> tuple[Tensor, Tensor]:
     """Return the loss to descend, and (loss, inside, agreeing, images) summed over the batch, without waiting for the device."""
     loss, logits = objective.training_loss(model, x, adv, targets)
     return loss, _tally(loss, logits, targets)
@@ -111,7 +150,9 @@ def _remember(memory: Tensor, batch: Batch, probabilities: Tensor, supervision: 
     memory[batch.index] = remembered(memory[batch.index], probabilities, batch.candidates, supervision.beta)
 
 
-def _targets(learner: Learner, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision) -> Targets:
+def _targets(
+    learner: Learner, batch: Batch, data: WeakData, prior: Tensor, supervision: Supervision
+) -> Targets:
     """Return what a batch is fitted to."""
     if isinstance(supervision, CandidatesOnly):
         return Targets(batch.candidates, prior=prior, transition=data.transition)
@@ -125,20 +166,42 @@ def _tally(loss: Tensor, logits: Tensor, targets: Targets) -> Tensor:
     return torch.stack([loss.detach() * len(logits), inside, agreeing, torch.full_like(inside, len(logits))])
 
 
-def _snapshot(learner: Learner, phase: Phase, totals: Tensor, stage: Stage, attack_model: AttackModel, attack_step: AttackStep) -> Snapshot:
+def _snapshot(
+    learner: Learner,
+    phase: Phase,
+    totals: Tensor,
+    stage: Stage,
+    attack_model: AttackModel,
+    attack_step: AttackStep,
+) -> Snapshot:
     """Read the epoch's totals, the only time that it waits for the device, and refuse what is not finite."""
     loss, inside, agreeing, images = totals.tolist()
-    finite = bool(torch.stack([tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]).all())
+    finite = bool(
+        torch.stack(
+            [tensor.isfinite().all() for tensor in learner.state().values() if tensor.device == totals.device]
+        ).all()
+    )
     if not (math.isfinite(loss) and finite):
         raise AtclError(
             f"{'the state is' if math.isfinite(loss) else 'the loss is'} no longer finite in epoch {phase.epoch} "
             f"(learning rate {phase.lr:g}): lower the learning rate or check the loss"
         )
     agreement = agreeing / images if isinstance(stage.supervision, PseudoLabels) else None
-    return Snapshot(phase, loss / images, inside / images, agreement, learner.refresh(), learner.memory.clone(), attack_model, attack_step)
+    return Snapshot(
+        phase,
+        loss / images,
+        inside / images,
+        agreement,
+        learner.refresh(),
+        learner.memory.clone(),
+        attack_model,
+        attack_step,
+    )
 
 
 def _check_labels(data: WeakData, stage: Stage) -> None:
     if loss_of(stage.objective).single and not data.single:
         others = names_of(lambda loss: not loss.single)
-        raise AtclError(f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: for several use one of {others}")
+        raise AtclError(
+            f"the loss {stage.objective.loss!r} needs exactly one complementary label for each image: for several use one of {others}"
+        )

@@ -18,11 +18,15 @@ class Sgd:
 
     def __post_init__(self) -> None:
         if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
-            raise AtclError(f"momentum lies in [0, 1) and weight_decay is at least 0 (momentum {self.momentum}, weight_decay {self.weight_decay})")
+            raise AtclError(
+                f"momentum lies in [0, 1) and weight_decay is at least 0 (momentum {self.momentum}, weight_decay {self.weight_decay})"
+            )
 
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
         # fused: faster, and the other kinds read a learning rate that lies on the GPU back to the host at each step
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True)
+        return torch.optim.SGD(
+            model.parameters(), lr=lr, momentum=self.momentum, weight_decay=self.weight_decay, fused=True
+        )
 
 
 @dataclass(frozen=True)
@@ -36,4 +40,6 @@ class Adam:
             raise AtclError(f"weight_decay is at least 0, not {self.weight_decay}")
 
     def __call__(self, model: Module, lr: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda, fused=True)
+        return torch.optim.Adam(
+            model.parameters(), lr=lr, weight_decay=self.weight_decay, capturable=lr.is_cuda, fused=True
+        )

@@ -72,4 +72,6 @@ def _progress(epoch: int, over: int, after: int) -> float:
 
 def _check_span(over: int, after: int) -> None:
     if over < 0 or after < 0:
-        raise AtclError(f"a schedule's `over` and `after` count epochs and cannot be negative (over {over}, after {after})")
+        raise AtclError(
+            f"a schedule's `over` and `after` count epochs and cannot be negative (over {over}, after {after})"
+        )

@@ -37,12 +37,20 @@ _HELD = {
 RULES: dict[str, Rule | None] = {
     "last": None,
     **{
-        f"held_{score}_{kind}": Rule("held", f"{score}_{kind}", f"{about} on {kind} held-out images", smallest)
+        f"held_{score}_{kind}": Rule(
+            "held", f"{score}_{kind}", f"{about} on {kind} held-out images", smallest
+        )
         for score, (about, smallest) in _HELD.items()
         for kind in ("natural", "attacked")
     },
-    "held_withstands": Rule("held", "withstands", "most held-out predictions inside the candidates that withstand the attack"),
-    "held_robust": Rule("held", "robust", "most held-out predictions right, by an unbiased estimate, and withstanding the attack"),
+    "held_withstands": Rule(
+        "held", "withstands", "most held-out predictions inside the candidates that withstand the attack"
+    ),
+    "held_robust": Rule(
+        "held",
+        "robust",
+        "most held-out predictions right, by an unbiased estimate, and withstanding the attack",
+    ),
     "test_natural": Rule("test", "natural", "the best natural accuracy on the test set"),
     "test_pgd20": Rule("test", "pgd20", "the best PGD20 on the test set"),
 }
@@ -69,11 +77,17 @@ class Best:
         if not self.weights:
             return {}
         weights = {f"best.{name}": tensor for name, tensor in self.weights.items()}
-        return {**weights, "best_score": torch.tensor(self.score, dtype=torch.float64), "best_epoch": torch.tensor(self.epoch)}
+        return {
+            **weights,
+            "best_score": torch.tensor(self.score, dtype=torch.float64),
+            "best_epoch": torch.tensor(self.epoch),
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Put a saved state back."""
-        self.weights = {name.removeprefix("best."): tensor for name, tensor in state.items() if name.startswith("best.")}
+        self.weights = {
+            name.removeprefix("best."): tensor for name, tensor in state.items() if name.startswith("best.")
+        }
         if self.weights:
             self.score, self.epoch = float(state["best_score"]), int(state["best_epoch"])
 

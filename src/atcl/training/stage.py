@@ -51,13 +51,17 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            raise AtclError(f"a stage has at least 1 epoch and 1 image a batch (epochs {self.epochs}, batch_size {self.batch_size})")
+            raise AtclError(
+                f"a stage has at least 1 epoch and 1 image a batch (epochs {self.epochs}, batch_size {self.batch_size})"
+            )
         for part in self.grow:
             if part not in GROWING:
                 raise AtclError(f"unknown part of a budget {part!r} in grow{nearest(part, GROWING)}")
         if isinstance(self.supervision, PseudoLabels) and not loss_of(self.objective).guesses:
             others = names_of(lambda loss: loss.guesses)
-            raise AtclError(f"the loss {self.objective.loss!r} has no form with pseudo-labels: use one of {others}")
+            raise AtclError(
+                f"the loss {self.objective.loss!r} has no form with pseudo-labels: use one of {others}"
+            )
         for epoch in range(1, self.epochs + 1):
             self.phase(epoch)
 
@@ -65,11 +69,15 @@ class Stage:
         """Return what holds in an epoch, counted from 1: pure, so it can be printed, plotted and tested."""
         gamma, lr, strength = self.gamma(epoch), self.lr(epoch), self.strength(epoch)
         if not 0 <= strength <= 1:
-            raise AtclError(f"strength is a share of the budget in [0, 1], but is {strength} in epoch {epoch}")
+            raise AtclError(
+                f"strength is a share of the budget in [0, 1], but is {strength} in epoch {epoch}"
+            )
         if not 0 <= gamma <= 1:
             raise AtclError(f"gamma must lie in [0, 1], but is {gamma} in epoch {epoch}")
         if gamma < 1 and isinstance(self.supervision, CandidatesOnly):
-            raise AtclError(f"gamma is {gamma} in epoch {epoch}, but there are no pseudo-labels to carry the rest: set supervision to PseudoLabels")
+            raise AtclError(
+                f"gamma is {gamma} in epoch {epoch}, but there are no pseudo-labels to carry the rest: set supervision to PseudoLabels"
+            )
         if not (lr >= 0 and math.isfinite(lr)):
             raise AtclError(f"the learning rate must be a number of at least 0, but is {lr} in epoch {epoch}")
         remember = isinstance(self.supervision, PseudoLabels) and self.supervision.remembers(epoch)

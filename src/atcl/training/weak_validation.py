@@ -54,41 +54,72 @@ def accuracy(logits: Tensor, held: WeakData) -> Tensor:
 def unbiased_accuracy(loss: Tensor, held: WeakData) -> Tensor:
     """Return (n,) whose expectation over the complementary labels is the loss of the true class, from the loss of each class (n, K)."""
     if held.transition is not None and held.single:
-        corrected: Tensor = loss @ torch.linalg.pinv(held.transition).T  # (n, K): what to count when j is the complementary label
+        corrected: Tensor = (
+            loss @ torch.linalg.pinv(held.transition).T
+        )  # (n, K): what to count when j is the complementary label
         return corrected.masked_fill(held.candidates, 0).sum(1)
     return unbiased_each(loss, Targets(held.candidates))
 
 
 def check_invertible(held: WeakData) -> None:
     """Refuse a transition matrix that mixes the classes up for good: no estimate could tell them apart."""
-    if held.transition is not None and held.single and int(torch.linalg.matrix_rank(held.transition)) < held.classes:
-        raise AtclError("the transition matrix has no inverse, so held-out labels cannot tell how good a model is: set selection last and holdout 0")
+    if (
+        held.transition is not None
+        and held.single
+        and int(torch.linalg.matrix_rank(held.transition)) < held.classes
+    ):
+        raise AtclError(
+            "the transition matrix has no inverse, so held-out labels cannot tell how good a model is: set selection last and holdout 0"
+        )
 
 
-SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {"inside": inside_candidates, "scel": scel, "ure": ure, "accuracy": accuracy}
+SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {
+    "inside": inside_candidates,
+    "scel": scel,
+    "ure": ure,
+    "accuracy": accuracy,
+}
 
 
-def judge(model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500) -> dict[str, Estimate]:
+def judge(
+    model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500
+) -> dict[str, Estimate]:
     """Return each score on natural and on attacked images, and the shares that are candidates (`withstands`) or right (`robust`) and survive."""
     natural, attacked = _logits(model, held, threat, seed, batch_size)
     if not bool((natural.isfinite() & attacked.isfinite()).all()):
         raise AtclError("the model returns numbers that are not finite: its quality means nothing")
     values = {
-        f"{name}_{kind}": score(logits, held) for kind, logits in (("natural", natural), ("attacked", attacked)) for name, score in SCORES.items()
+        f"{name}_{kind}": score(logits, held)
+        for kind, logits in (("natural", natural), ("attacked", attacked))
+        for name, score in SCORES.items()
     }
     kept = natural.argmax(1) == attacked.argmax(1)
-    values |= {"withstands": inside_candidates(natural, held) * kept, "robust": accuracy(natural, held) * kept}
-    hit = float(1 - (held.classes - 1) / (held.classes - held.candidates.sum(1)).double().mean())  # what one prediction that is ruled out counts
+    values |= {
+        "withstands": inside_candidates(natural, held) * kept,
+        "robust": accuracy(natural, held) * kept,
+    }
+    hit = float(
+        1 - (held.classes - 1) / (held.classes - held.candidates.sum(1)).double().mean()
+    )  # what one prediction that is ruled out counts
     worst = {"inside": 0.0, "withstands": 0.0, "accuracy": hit, "robust": hit}
     return {name: _estimate(value, worst.get(name.partition("_")[0])) for name, value in values.items()}
 
 
 def away_from(model: Module, x: Tensor, predicted: Tensor, threat: Threat, rng: Generator) -> Tensor:
     """Return the images after PGD20 away from what the model predicts, the attack that needs no truth."""
-    return pgd(model, x, lambda logits: F.cross_entropy(logits, predicted, reduction="sum"), **asdict(threat), steps=20, rng=rng)
+    return pgd(
+        model,
+        x,
+        lambda logits: F.cross_entropy(logits, predicted, reduction="sum"),
+        **asdict(threat),
+        steps=20,
+        rng=rng,
+    )
 
 
-def _logits(model: Module, held: WeakData, threat: Threat, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
+def _logits(
+    model: Module, held: WeakData, threat: Threat, seed: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
     natural, attacked = [], []
     with evaluating(model):
         for number, x in enumerate(held.in_order(batch_size)):

@@ -57,7 +57,9 @@ def draw_curves(panels: Sequence[DrawnPanel], columns: int, note: str) -> "Figur
     common = _entries(panels) if shared else {}
     below = max((math.ceil(len(one) / _in_line(one, width)) for one in own), default=0) * LINE
     above = textwrap.fill(note, int(columns * width / LETTER))
-    rest = LINE * (above.count("\n") + 1) + (math.ceil(len(common) / _in_line(common, columns * width)) * LINE if shared else 0)
+    rest = LINE * (above.count("\n") + 1) + (
+        math.ceil(len(common) / _in_line(common, columns * width)) * LINE if shared else 0
+    )
     figure = Figure(figsize=(columns * width, rows * (height + below) + rest), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for one, ax in zip(panels, axes, strict=False):
@@ -66,12 +68,24 @@ def draw_curves(panels: Sequence[DrawnPanel], columns: int, note: str) -> "Figur
         ax.set_visible(False)
     for entries, ax in zip(own, axes, strict=False):
         ax.legend(
-            handles=_handles(entries), loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=_in_line(entries, width), fontsize=7, frameon=False,
+            handles=_handles(entries),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.2),
+            ncols=_in_line(entries, width),
+            fontsize=7,
+            frameon=False,
             handlelength=3,
-        )  # fmt: skip
+        )
     if shared:
         number = _in_line(common, columns * width)
-        figure.legend(handles=_handles(common), loc="outside lower center", ncols=number, fontsize=8, frameon=False, handlelength=3)
+        figure.legend(
+            handles=_handles(common),
+            loc="outside lower center",
+            ncols=number,
+            fontsize=8,
+            frameon=False,
+            handlelength=3,
+        )
     figure.suptitle(above, fontsize=8, color="#444444")
     return figure
 
@@ -98,12 +112,27 @@ def draw_images(rows: Sequence[ImageRow], headings: Sequence[str], note: str) ->
 
 def curve_rows(panels: Sequence[DrawnPanel]) -> list[tuple[object, ...]]:
     """Return the data of a figure of curves, heading first."""
-    rows: list[tuple[object, ...]] = [("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")]
+    rows: list[tuple[object, ...]] = [
+        ("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
+    ]
     for one in panels:
         for curve, mean in one.curves:
-            for epoch, middle, error in zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ():
+            for epoch, middle, error in (
+                zip(mean.epochs, mean.means, mean.errors, strict=True) if mean else ()
+            ):
                 seeds = mean.seeds if mean else 0
-                rows.append((one.dataset, one.panel.title, one.panel.y, curve.label, epoch, middle, error if seeds > 1 else "", seeds))
+                rows.append(
+                    (
+                        one.dataset,
+                        one.panel.title,
+                        one.panel.y,
+                        curve.label,
+                        epoch,
+                        middle,
+                        error if seeds > 1 else "",
+                        seeds,
+                    )
+                )
     return rows
 
 
@@ -142,12 +171,16 @@ def _hidden(number: int, curves: Sequence[tuple[Curve, Mean | None]]) -> int:
 
 
 def _alike(one: Mean, two: Mean) -> bool:
-    return one.epochs == two.epochs and all(math.isclose(a, b, rel_tol=0.01, abs_tol=0.001) for a, b in zip(one.means, two.means, strict=True))
+    return one.epochs == two.epochs and all(
+        math.isclose(a, b, rel_tol=0.01, abs_tol=0.001) for a, b in zip(one.means, two.means, strict=True)
+    )
 
 
 def _entries(panels: Sequence[DrawnPanel]) -> dict[str, Curve]:
     """Return the entries of a legend: each curve once, with how many seeds it lacks in those panels that show anything."""
-    found: dict[str, tuple[Curve, set[int], int]] = {}  # label -> curve, seeds that were run for each panel, seeds that were asked for
+    found: dict[
+        str, tuple[Curve, set[int], int]
+    ] = {}  # label -> curve, seeds that were run for each panel, seeds that were asked for
     for one in [one for one in panels if _shows(one)] or panels:
         for curve, mean in one.curves:
             seeds = one.seeds if curve.planned else mean.seeds if mean else 0
@@ -169,7 +202,16 @@ def _handles(entries: Mapping[str, Curve]) -> "list[Line2D]":
 
     looks = [(text, curve.look) for text, curve in entries.items()]
     return [
-        Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=look.width, marker=look.marker, markersize=4.5, label=text)
+        Line2D(
+            [],
+            [],
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=look.width,
+            marker=look.marker,
+            markersize=4.5,
+            label=text,
+        )
         for text, look in looks
     ]
 
@@ -187,11 +229,19 @@ def _draw_panel(one: DrawnPanel, ax: "Axes") -> None:
             continue
         look, epochs, means, errors = curve.look, mean.epochs, mean.means, mean.errors
         step = max(1, len(epochs) // 6, min(count, len(epochs) // 2))
-        width = look.width + min(4.5, 1.1 * _hidden(number, one.curves))  # its edges show beside those that cover it
+        width = look.width + min(
+            4.5, 1.1 * _hidden(number, one.curves)
+        )  # its edges show beside those that cover it
         ax.plot(
-            epochs, means, color=look.colour, linestyle=look.dash, linewidth=width, marker=look.marker, markersize=4.5,
+            epochs,
+            means,
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=width,
+            marker=look.marker,
+            markersize=4.5,
             markevery=(number * step // count, step),
-        )  # fmt: skip
+        )
         if mean.seeds > 1:
             low = [middle - error for middle, error in zip(means, errors, strict=True)]
             high = [middle + error for middle, error in zip(means, errors, strict=True)]

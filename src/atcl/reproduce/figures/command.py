@@ -47,11 +47,19 @@ class Figure:
             raise AtclError(f"{self.runs} is a file: give --runs a folder")
         setting = DIGITS_SETTING if self.digits else PAPER_SETTING
         runs = self.runs / "figures" if self.digits else self.runs
-        everything = {(need.recipe, need.seed): need for need in needs(FIGURES.values(), setting)}  # so that one run serves them all
+        everything = {
+            (need.recipe, need.seed): need for need in needs(FIGURES.values(), setting)
+        }  # so that one run serves them all
         if self.digits:
             asked = [everything[need.recipe, need.seed] for need in needs(chosen.values(), setting)]
-            self._train(console, [need for need in asked if not (need.folder(runs) / layout.RESULT).exists()], runs)
-        found = recorded_in(runs, self.results, lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False))
+            self._train(
+                console, [need for need in asked if not (need.folder(runs) / layout.RESULT).exists()], runs
+            )
+        found = recorded_in(
+            runs,
+            self.results,
+            lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False),
+        )
         lacking, drawn = Missing(), 0
         for name, drawing in chosen.items():
             paths, missing = make(name, drawing, setting, found, out, self.data_dir)
@@ -59,7 +67,12 @@ class Figure:
             drawn += bool(paths)
             said = ", ".join(path.name for path in paths) if paths else "no run yet"
             console.print(
-                f"{name}: {said}" + (f" ({len(missing)} run{'s are' if len(missing) > 1 else ' is'} missing)" if missing and paths else ""),
+                f"{name}: {said}"
+                + (
+                    f" ({len(missing)} run{'s are' if len(missing) > 1 else ' is'} missing)"
+                    if missing and paths
+                    else ""
+                ),
                 highlight=False,
                 soft_wrap=True,
                 markup=False,
@@ -70,13 +83,23 @@ class Figure:
                 if key in lacking:
                     print(need.command(self.runs, taken=(need.folder(runs) / layout.RESULT).exists()))
         if drawn:
-            console.print(f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {out}", highlight=False, markup=False)
+            console.print(
+                f"{drawn} figure{'s' * (drawn > 1)} lie{'s' * (drawn == 1)} in {out}",
+                highlight=False,
+                markup=False,
+            )
 
     def _train(self, console: Console, wanted: Sequence[Need], runs: Path) -> None:
         if not wanted:
             return
         console.print(f"{len(wanted)} small runs to train first, into {runs}", highlight=False, markup=False)
-        bar = Progress(TextColumn("training"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        bar = Progress(
+            TextColumn("training"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
         task = bar.add_task("training", total=len(wanted))
         if console.is_terminal:
             bar.start()

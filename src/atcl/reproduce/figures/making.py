@@ -16,7 +16,14 @@ from atcl.core.seeds import generator
 from atcl.evaluation.attacks import cross_entropy_of
 from atcl.losses import PAPER
 from atcl.recipes.catalogue import with_derived_weights
-from atcl.reproduce.figures.canvas import DrawnPanel, ImageRow, curve_rows, draw_curves, draw_images, save_figure
+from atcl.reproduce.figures.canvas import (
+    DrawnPanel,
+    ImageRow,
+    curve_rows,
+    draw_curves,
+    draw_images,
+    save_figure,
+)
 from atcl.reproduce.figures.plan import Drawing, FigurePanel, Need, Setting, curve_of
 from atcl.reproduce.figures.records import Recorded
 from atcl.runs import layout
@@ -39,7 +46,9 @@ def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None])
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            for number, done in enumerate(as_completed([pool.submit(_train_one, need, runs) for need in wanted]), 1):
+            for number, done in enumerate(
+                as_completed([pool.submit(_train_one, need, runs) for need in wanted]), 1
+            ):
                 done.result()
                 tell(number)
         except BaseException:
@@ -58,8 +67,13 @@ def _train_one(need: Need, runs: Path) -> None:
 
 
 def make(
-    name: str, drawing: Drawing, setting: Setting, runs: Sequence[Recorded], out: Path, data_dir: Path | None = None
-) -> tuple[list[Path], Missing]:  # fmt: skip
+    name: str,
+    drawing: Drawing,
+    setting: Setting,
+    runs: Sequence[Recorded],
+    out: Path,
+    data_dir: Path | None = None,
+) -> tuple[list[Path], Missing]:
     """Draw a figure of what was run; return its files, none where nothing was, and the recipes and seeds that it lacks."""
     panels = drawing.drawable(setting)
     if drawing.images:
@@ -71,63 +85,116 @@ def make(
             mean, missing = curve_of(curve, panel, setting, runs)
             curves.append((curve, mean))
             lacking |= set(missing)
-        drawn.append(DrawnPanel(panel, setting.defaults[panel.dataset].dataset, tuple(curves), len(setting.seeds[: panel.seeds])))
+        drawn.append(
+            DrawnPanel(
+                panel,
+                setting.defaults[panel.dataset].dataset,
+                tuple(curves),
+                len(setting.seeds[: panel.seeds]),
+            )
+        )
     if not any(mean and not curve.planned for one in drawn for curve, mean in one.curves):
         return [], lacking
     asked = drawn[0].seeds if len({one.seeds for one in drawn}) == 1 else len(setting.seeds)
     fewer = ", or as many of them as were run" if lacking else ""
-    note = _note(setting, panels, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}")
+    note = _note(
+        setting, panels, "one seed" if asked == 1 else f"mean and standard error over {asked} seeds{fewer}"
+    )
     return save_figure(draw_curves(drawn, drawing.columns, note), curve_rows(drawn), out, name), lacking
 
 
 def _make_images(
-    name: str, panels: Sequence[FigurePanel], setting: Setting, runs: Sequence[Recorded], out: Path, data_dir: Path | None
+    name: str,
+    panels: Sequence[FigurePanel],
+    setting: Setting,
+    runs: Sequence[Recorded],
+    out: Path,
+    data_dir: Path | None,
 ) -> tuple[list[Path], Missing]:
     """Draw training images, natural and attacked through each loss, on the model of the first run of each panel."""
     lacking, grid = Missing(), list[ImageRow]()
-    rows: list[tuple[object, ...]] = [("dataset", "image", "attack", "p_true", "l1_to_oracle", "cosine_to_oracle", "lowered")]
+    rows: list[tuple[object, ...]] = [
+        ("dataset", "image", "attack", "p_true", "l1_to_oracle", "cosine_to_oracle", "lowered")
+    ]
     headings = ("natural", "oracle", *(loss.upper() for loss in PAPER), "PLA")
     for panel in panels:
         recipe, seed = panel.curves[0].source.recipe(setting.defaults[panel.dataset]), setting.seeds[0]
-        like = (with_derived_weights(recipe), seed)  # however its weights were drawn: one run is shown, and no mean
-        found = [one for one in runs if (with_derived_weights(one.recipe), one.seed) == like and (one.folder / layout.MODEL).exists()]
+        like = (
+            with_derived_weights(recipe),
+            seed,
+        )  # however its weights were drawn: one run is shown, and no mean
+        found = [
+            one
+            for one in runs
+            if (with_derived_weights(one.recipe), one.seed) == like and (one.folder / layout.MODEL).exists()
+        ]
         if not found:
             lacking.add((recipe, seed))
             continue
         run = open_run(found[0].folder)
-        made, numbers = _attacked(run.model(), problem_of(recipe, seed, data_dir), recipe.stages[0].budget, seed_of(run, 0), panel.title)
+        made, numbers = _attacked(
+            run.model(),
+            problem_of(recipe, seed, data_dir),
+            recipe.stages[0].budget,
+            seed_of(run, 0),
+            panel.title,
+        )
         grid += made
         rows += [(recipe.dataset, *line) for line in numbers]
     if not grid:
         return [], lacking
-    note = _note(setting, panels, "attacks on the oracle's model; below each image the probability of its true class")
+    note = _note(
+        setting, panels, "attacks on the oracle's model; below each image the probability of its true class"
+    )
     return save_figure(draw_images(grid, headings, note), rows, out, name), lacking
 
 
-def _attacked(model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str) -> tuple[list[ImageRow], list[tuple[object, ...]]]:
+def _attacked(
+    model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str
+) -> tuple[list[ImageRow], list[tuple[object, ...]]]:
     """Return the rows of the grid and their numbers, for the images whose numbers onlookers keep one by one."""
     x, candidates, true = (part[:INSTANCES] for part in attack_sample(problem, seed))
     attack_losses = paper_attack_losses(model, x, candidates)
     quality = attack_qualities(model, x, attack_losses, true, budget, generator(x.device, seed, "images"))
     made = {
         name: pgd(
-            model, x, attack_loss, epsilon=budget.epsilon, step_size=budget.step_size, steps=budget.steps, norm=budget.norm, start=budget.start,
+            model,
+            x,
+            attack_loss,
+            epsilon=budget.epsilon,
+            step_size=budget.step_size,
+            steps=budget.steps,
+            norm=budget.norm,
+            start=budget.start,
             rng=generator(x.device, seed, "images"),
         )
         for name, attack_loss in {"oracle": cross_entropy_of(true), **attack_losses}.items()
-    }  # fmt: skip
+    }
     rows, numbers = list[ImageRow](), list[tuple[object, ...]]()
     for number in range(len(x)):
         ruled_out = ", ".join(map(str, (~candidates[number]).nonzero()[:, 0].tolist()))
         about = f"{title}\nclass {int(true[number])}, not {ruled_out}"
         before = float(quality["oracle"].natural[number])
         after = [float(quality[name].attacked[number]) for name in made]
-        rows.append(ImageRow((x[number], *(adv[number] for adv in made.values())), tuple(f"{value:.2f}" for value in (before, *after)), about))
+        rows.append(
+            ImageRow(
+                (x[number], *(adv[number] for adv in made.values())),
+                tuple(f"{value:.2f}" for value in (before, *after)),
+                about,
+            )
+        )
         numbers.append((number + 1, "natural", before, "", "", ""))
         for name in made:
             one = quality[name]
             numbers.append(
-                (number + 1, name, float(one.attacked[number]), float(one.l1[number]), float(one.cosine[number]), bool(one.lowered[number]))
+                (
+                    number + 1,
+                    name,
+                    float(one.attacked[number]),
+                    float(one.l1[number]),
+                    float(one.cosine[number]),
+                    bool(one.lowered[number]),
+                )
             )
     return rows, numbers
 

@@ -37,9 +37,18 @@ PAPER_SETTING = Setting(DEFAULTS, (1, 2, 3))
 
 # A perceptron and a short schedule: a run takes seconds, and direct training fails as on larger data.
 SMALL = replace(
-    DEFAULTS["digits"], model="mlp", epochs=30, two_stage=(12, 18), batch_size=64, opening=6, scheduling=16, remember_from=2,
-    budget=Budget(epsilon=0.15, step_size=0.06, steps=5), lr=2e-3, natural_lr=2e-3,
-)  # fmt: skip
+    DEFAULTS["digits"],
+    model="mlp",
+    epochs=30,
+    two_stage=(12, 18),
+    batch_size=64,
+    opening=6,
+    scheduling=16,
+    remember_from=2,
+    budget=Budget(epsilon=0.15, step_size=0.06, steps=5),
+    lr=2e-3,
+    natural_lr=2e-3,
+)
 
 DIGITS_SETTING = Setting({"kuzushiji": SMALL}, (1, 2, 3), "small runs on 8x8 digits: a perceptron, 30 epochs")
 
@@ -83,7 +92,9 @@ class Curve:
         head = self.key.partition(".")[0].partition("_")[0]
         if head == "test":
             rules = [recipe.rule(number) for number in range(len(recipe.stages))]
-            return set() if all(rule and rule.on == "test" for rule in rules) else {"test"}  # a rule that looks at the test set looks at all of it
+            return (
+                set() if all(rule and rule.on == "test" for rule in rules) else {"test"}
+            )  # a rule that looks at the test set looks at all of it
         return {"gradient": {"gradients"}, "attack": {"attacks"}, "instance": {"attacks"}}.get(head, set())
 
 
@@ -131,7 +142,18 @@ class Need:
         out = folder.with_name(f"{folder.name}-observed") if taken else folder
         usual = out == Path("runs") / folder.relative_to(runs)
         observe = ["--observe", *sorted(self.observe)] if self.observe else []
-        return shlex.join(["atcl", "train", self.name, *self.words, "--seed", str(self.seed), *observe, *([] if usual else ["--out", str(out)])])
+        return shlex.join(
+            [
+                "atcl",
+                "train",
+                self.name,
+                *self.words,
+                "--seed",
+                str(self.seed),
+                *observe,
+                *([] if usual else ["--out", str(out)]),
+            ]
+        )
 
     def folder(self, runs: Path) -> Path:
         """Return where the run usually lies."""
@@ -150,25 +172,39 @@ def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
             for seed in setting.seeds[: panel.seeds]:
                 before = found.get((recipe, seed))
                 observe = curve.observations(recipe) | (before.observe if before else frozenset())
-                found[recipe, seed] = Need(curve.source.name(task), recipe, curve.source.words(task), seed, frozenset(observe))
+                found[recipe, seed] = Need(
+                    curve.source.name(task), recipe, curve.source.words(task), seed, frozenset(observe)
+                )
     return list(found.values())
 
 
-def curve_of(curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded]) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
+def curve_of(
+    curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded]
+) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
     """Return a curve over the seeds that were run, None where none was, and which recipes and seeds lack it."""
     recipe = curve.source.recipe(setting.defaults[panel.dataset])
     if curve.planned:
         return mean_of([curve.planned(recipe)]), []
-    made, before = (_points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe)))
-    found, lacking = made if len(made[0]) >= len(before[0]) else before  # as the ledger does: never both in one curve
+    made, before = (
+        _points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe))
+    )
+    found, lacking = (
+        made if len(made[0]) >= len(before[0]) else before
+    )  # as the ledger does: never both in one curve
     return (mean_of(found) if found else None), [(recipe, seed) for seed in lacking]
 
 
-def _points(curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe) -> tuple[list[Points], list[int]]:
+def _points(
+    curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded], recipe: Recipe
+) -> tuple[list[Points], list[int]]:
     """Return what each seed recorded, and the seeds that recorded nothing."""
     found, lacking = [], []
     for seed in setting.seeds[: panel.seeds]:
-        points = max((one.points(curve.key, curve.part) for one in runs if (one.recipe, one.seed) == (recipe, seed)), key=len, default={})
+        points = max(
+            (one.points(curve.key, curve.part) for one in runs if (one.recipe, one.seed) == (recipe, seed)),
+            key=len,
+            default={},
+        )
         if points:
             found.append({epoch: value * curve.scale for epoch, value in points.items()})
         else:

@@ -28,7 +28,10 @@ class Recorded:
 
     def points(self, key: str, part: int | None = None) -> Points:
         """Return a recorded number by epoch, from whichever file holds it for more epochs; `part` picks from a list."""
-        found = [{self._epoch(one): _number(one[key], part) for one in file if one.get(key) is not None} for file in (self.records, self.observed)]
+        found = [
+            {self._epoch(one): _number(one[key], part) for one in file if one.get(key) is not None}
+            for file in (self.records, self.observed)
+        ]
         return max(found, key=len)
 
     def _epoch(self, record: journal.Record) -> int:
@@ -61,7 +64,10 @@ def mean_of(singles: Sequence[Points]) -> Mean:
 def recorded_in(runs: Path, results: Path, notify: Callable[[str], None]) -> list[Recorded]:
     """Return every finished run below a folder of runs, and every result of the ledger; what cannot be read is named and passed over."""
     found = []
-    for read, paths in ((_of_run, sorted(runs.rglob(layout.RECIPE))), (_of_result, sorted(results.rglob(layout.RESULT)))):
+    for read, paths in (
+        (_of_run, sorted(runs.rglob(layout.RECIPE))),
+        (_of_result, sorted(results.rglob(layout.RESULT))),
+    ):
         for path in paths:
             try:
                 found += list(read(path))

@@ -122,10 +122,14 @@ def run_jobs(jobs: Sequence[Job], executor: Executor[_T], bar: JobsProgress) -> 
                     case Died(why):
                         deaths[running[task]] += 1
                         if (tries := deaths[running[task]]) <= RETRIES:
-                            bar.note(f"{running[task]}: {why}; it goes on where it was ({tries} of {RETRIES} times)")
+                            bar.note(
+                                f"{running[task]}: {why}; it goes on where it was ({tries} of {RETRIES} times)"
+                            )
                             waiting.append(running[task])
                         else:
-                            errors.append(f"{running[task]}: {why}, {tries} times; the same command goes on where it was")
+                            errors.append(
+                                f"{running[task]}: {why}, {tries} times; the same command goes on where it was"
+                            )
                             bar.note(errors[-1])
                     case Cancelled(why):
                         errors.append(f"{running[task]}: {why}")
@@ -178,7 +182,9 @@ def _await(job: Job) -> None:
     end = time.perf_counter() + LATE
     while job.lacks:
         if time.perf_counter() > end:
-            raise AtclError(f"{job} is done, but {job.path} is not here: results and runs must lie in folders that all machines share")
+            raise AtclError(
+                f"{job} is done, but {job.path} is not here: results and runs must lie in folders that all machines share"
+            )
         if job.path.parent.is_dir():
             os.listdir(job.path.parent)  # asks the server anew
         time.sleep(0.1)
@@ -188,7 +194,9 @@ def portable_job(job: Job, device: str) -> Job:
     """Return the job as any machine with the same files understands it."""
     named = job.data_dir or os.environ.get("ATCL_DATA")
     data_dir = data_folder(job.data_dir).absolute() if named else None
-    return replace(job, path=job.path.absolute(), folder=job.folder.absolute(), data_dir=data_dir, device=device)
+    return replace(
+        job, path=job.path.absolute(), folder=job.folder.absolute(), data_dir=data_dir, device=device
+    )
 
 
 def remote_device(device: str, otherwise: str) -> str:
@@ -200,4 +208,8 @@ def remote_device(device: str, otherwise: str) -> str:
 
 def remote_hardware(device: str) -> str | None:
     """Return the name of such a device of this machine, for want of a better guess; None where it has none."""
-    return str(hardware(torch.device(device))["device"]) if device == "cpu" or torch.cuda.is_available() else None
+    return (
+        str(hardware(torch.device(device))["device"])
+        if device == "cpu" or torch.cuda.is_available()
+        else None
+    )

@@ -47,7 +47,11 @@ class Local:
             if workers == 1 or len(jobs) < 2:
                 with _threads(options.threads or torch.get_num_threads()):
                     # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
-                    run_jobs(jobs, SerialExecutor(console, len(jobs), packs_of(jobs) if packs and len(jobs) > 1 else []), JobsProgress(console, jobs))
+                    run_jobs(
+                        jobs,
+                        SerialExecutor(console, len(jobs), packs_of(jobs) if packs and len(jobs) > 1 else []),
+                        JobsProgress(console, jobs),
+                    )
                 return
             threads = options.threads or max(1, min(torch.get_num_threads(), cores // workers))
             with JobsProgress(console, jobs) as bar:
@@ -68,11 +72,20 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
                 train_together(specs, Execution(device=pack[0].device, data_dir=pack[0].data_dir), watchers)
         except torch.OutOfMemoryError:
             if len(pack) > 1:
-                console.print(f"{len(pack)} at once do not fit into the GPU's memory: half as many go on", highlight=False)
+                console.print(
+                    f"{len(pack)} at once do not fit into the GPU's memory: half as many go on",
+                    highlight=False,
+                )
                 packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
         except Exception as error:  # each run is tried again alone, which tells what is to be told
             odd = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            console.print(str(error) if isinstance(error, AtclError) else odd, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                str(error) if isinstance(error, AtclError) else odd,
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
         free_memory()
 
 
@@ -80,7 +93,9 @@ def packs_of(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
     groups: dict[tuple[object, ...], list[Job]] = {}
     for job in dict.fromkeys(jobs):
-        if job.new and not (job.folder / layout.RESULT).exists() and not is_held(job.folder):  # one held elsewhere would stop its whole pack
+        if (
+            job.new and not (job.folder / layout.RESULT).exists() and not is_held(job.folder)
+        ):  # one held elsewhere would stop its whole pack
             groups.setdefault((job.what.recipe.dataset, job.device, job.data_dir), []).append(job)
     return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
 
@@ -114,10 +129,17 @@ class SerialExecutor:
         """Carry the jobs out."""
         for task in tasks:
             job = self.noted.pop(task)
-            for pack in [pack for pack in self.packs if job in pack]:  # what a stop leaves behind is whole rows, not models that no one measured
+            for pack in [
+                pack for pack in self.packs if job in pack
+            ]:  # what a stop leaves behind is whole rows, not models that no one measured
                 self.packs.remove(pack)
                 train_packed(pack, self.console)
-            self.console.print(f"{job} ({min(task, self.number)} of {self.number})", highlight=False, soft_wrap=True, markup=False)
+            self.console.print(
+                f"{job} ({min(task, self.number)} of {self.number})",
+                highlight=False,
+                soft_wrap=True,
+                markup=False,
+            )
             self.ended[task] = outcome_of(partial(self._carry_out, job))
             free_memory()
 

@@ -11,7 +11,14 @@ from rich.console import Console
 
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError
-from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, portable_job, remote_device, remote_hardware, run_jobs
+from atcl.reproduce.launch.crews import (
+    LaunchOptions,
+    WorkerPool,
+    portable_job,
+    remote_device,
+    remote_hardware,
+    run_jobs,
+)
 from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
@@ -38,21 +45,35 @@ class Ray:
             _join(ray, self.address)
         try:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            device = remote_device(options.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu")
+            device = remote_device(
+                options.device, "cuda" if any(node.get("GPU", 0) >= 1 for node in nodes) else "cpu"
+            )
             strong, threads = device == "cuda", options.threads or 1
             fits = room_for(nodes, threads, strong)
             if strong and not fits and len(nodes) == 1:
                 resolve(device)  # a machine alone will get no GPU
-            workers = min(options.workers, fits) if options.workers and fits else options.workers or max(fits, 1)
+            workers = (
+                min(options.workers, fits) if options.workers and fits else options.workers or max(fits, 1)
+            )
 
             def fill(jobs: Sequence[Job], console: Console) -> None:
                 nodes = len([node for node in ray.nodes() if node["Alive"]])
-                console.print(f"{len(jobs)} runs, {workers} at a time, on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}", highlight=False)
+                console.print(
+                    f"{len(jobs)} runs, {workers} at a time, on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}",
+                    highlight=False,
+                )
                 if not fits:
                     needs = "a GPU and " * strong + f"{threads} CPU{'s' * (threads > 1)}"
-                    console.print(f"no machine of it has {needs} for a run now: the runs wait until one joins", highlight=False)
+                    console.print(
+                        f"no machine of it has {needs} for a run now: the runs wait until one joins",
+                        highlight=False,
+                    )
                 with JobsProgress(console, jobs) as bar:
-                    run_jobs([portable_job(job, device) for job in jobs], RayExecutor(ray, options.workers or ANY, threads, strong), bar)
+                    run_jobs(
+                        [portable_job(job, device) for job in jobs],
+                        RayExecutor(ray, options.workers or ANY, threads, strong),
+                        bar,
+                    )
 
             yield WorkerPool(device, strong, remote_hardware(device), workers, fill)
         finally:
@@ -62,7 +83,9 @@ class Ray:
 
 def room_for(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
     """Return how many runs fit on machines at a time; none is spread over two, so what they have in sum says nothing."""
-    each = (min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes)
+    each = (
+        min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes
+    )
     return sum(each)
 
 
@@ -86,12 +109,18 @@ class RayExecutor:
         """Return how a task ended."""
         if not self.ray.wait([task], timeout=0)[0]:
             return None
-        dead = (self.ray.exceptions.WorkerCrashedError, self.ray.exceptions.NodeDiedError, self.ray.exceptions.OutOfMemoryError)
+        dead = (
+            self.ray.exceptions.WorkerCrashedError,
+            self.ray.exceptions.NodeDiedError,
+            self.ray.exceptions.OutOfMemoryError,
+        )
         try:
             told: Outcome = self.ray.get(task)
         except dead as error:
             return Died(f"its worker died ({type(error).__name__})")
-        except self.ray.exceptions.RayError as error:  # the worker could not even begin: another version, no such package
+        except (
+            self.ray.exceptions.RayError
+        ) as error:  # the worker could not even begin: another version, no such package
             return Failed(f"Ray could not run it: {str(error).strip().splitlines()[-1]}")
         return told
 
@@ -118,8 +147,12 @@ def _join(ray: Any, address: str) -> None:
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "this machine"
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        hint = "" if "RAY_AUTH_MODE" in os.environ else " (one that asks for a token needs RAY_AUTH_MODE=token)"
-        raise AtclError(f"no Ray cluster at {where}: {said}{hint}; give another --ray.address, or `local` to start one here") from None
+        hint = (
+            "" if "RAY_AUTH_MODE" in os.environ else " (one that asks for a token needs RAY_AUTH_MODE=token)"
+        )
+        raise AtclError(
+            f"no Ray cluster at {where}: {said}{hint}; give another --ray.address, or `local` to start one here"
+        ) from None
 
 
 def _knock(address: str) -> None:
@@ -128,7 +161,10 @@ def _knock(address: str) -> None:
     if not port.isdigit():
         return
     with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE) as line:
-        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):  # it would take a certificate to be understood
+        if os.environ.get("RAY_USE_TLS", "0") not in (
+            "",
+            "0",
+        ):  # it would take a certificate to be understood
             return
         line.sendall(HELLO)
         if line.recv(9)[3:4] != SETTINGS:

@@ -14,7 +14,14 @@ from rich.console import Console
 
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError, pick
-from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, portable_job, remote_device, remote_hardware, run_jobs
+from atcl.reproduce.launch.crews import (
+    LaunchOptions,
+    WorkerPool,
+    portable_job,
+    remote_device,
+    remote_hardware,
+    run_jobs,
+)
 from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
@@ -59,31 +66,58 @@ class Slurm:
         device = remote_device(options.device, resolve("auto").type if here else "cuda")
         threads = options.threads or 1
         fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
-        room = options.workers or (fits if here else ARRAY)  # no more are queued: a run that goes on is an array of its own, with its own limit
+        room = options.workers or (
+            fits if here else ARRAY
+        )  # no more are queued: a run that goes on is an array of its own, with its own limit
         if not (here or options.dry) and shutil.which("srun") is None:
-            raise AtclError("there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local")
+            raise AtclError(
+                "there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local"
+            )
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             executor = self._executor(submitit, device, threads, options)
-            console.print(f"what the jobs print lies in {executor.folder}", highlight=False, soft_wrap=True, markup=False)
+            console.print(
+                f"what the jobs print lies in {executor.folder}",
+                highlight=False,
+                soft_wrap=True,
+                markup=False,
+            )
             with JobsProgress(console, jobs) as bar:
-                run_jobs([portable_job(job, device) for job in jobs], SlurmExecutor(submitit, executor, room, threads, here), bar)
+                run_jobs(
+                    [portable_job(job, device) for job in jobs],
+                    SlurmExecutor(submitit, executor, room, threads, here),
+                    bar,
+                )
 
         yield WorkerPool(device, device == "cuda", remote_hardware(device), room, fill)
 
     def _executor(self, submitit: Any, device: str, threads: int, options: LaunchOptions) -> Any:
         folder = options.runs.absolute() / "slurm"
         cpus = self.cpus or threads
-        more = {key: value if equals else True for key, equals, value in (word.partition("=") for word in self.more)}
+        more = {
+            key: value if equals else True
+            for key, equals, value in (word.partition("=") for word in self.more)
+        }
         try:
-            executor = submitit.AutoExecutor(folder, cluster=self.executor, slurm_max_num_timeout=TIMEOUTS, local_max_num_timeout=TIMEOUTS)
+            executor = submitit.AutoExecutor(
+                folder, cluster=self.executor, slurm_max_num_timeout=TIMEOUTS, local_max_num_timeout=TIMEOUTS
+            )
             executor.update_parameters(
-                name="atcl", timeout_min=self.minutes, cpus_per_task=cpus, mem_gb=self.memory or None,
-                gpus_per_node=1 if device == "cuda" and not self.gres else None, slurm_partition=self.partition, slurm_account=self.account,
-                slurm_qos=self.qos, slurm_constraint=self.constraint, slurm_gres=self.gres, slurm_setup=list(self.setup) or None,
-                slurm_array_parallelism=options.workers or ARRAY, slurm_additional_parameters=more or None,
+                name="atcl",
+                timeout_min=self.minutes,
+                cpus_per_task=cpus,
+                mem_gb=self.memory or None,
+                gpus_per_node=1 if device == "cuda" and not self.gres else None,
+                slurm_partition=self.partition,
+                slurm_account=self.account,
+                slurm_qos=self.qos,
+                slurm_constraint=self.constraint,
+                slurm_gres=self.gres,
+                slurm_setup=list(self.setup) or None,
+                slurm_array_parallelism=options.workers or ARRAY,
+                slurm_additional_parameters=more or None,
                 slurm_srun_args=[f"--cpus-per-task={cpus}"],  # which srun no longer takes over from sbatch
-            )  # fmt: skip
+            )
         except OSError as error:
             raise AtclError(f"cannot write to {folder}: {error.strerror}; choose another --runs") from None
         return executor
@@ -102,9 +136,14 @@ class SlurmExecutor:
     def start(self, jobs: Sequence[Job]) -> list[Any]:
         """Queue jobs as one array."""
         try:
-            with nullcontext() if self.here else _sheltered():  # a process of this machine is to be ended by the same signal
+            with (
+                nullcontext() if self.here else _sheltered()
+            ):  # a process of this machine is to be ended by the same signal
                 tasks: list[Any] = self.executor.map_array(Resumed(), jobs, [self.threads] * len(jobs))
-        except (self.submitit.core.utils.FailedJobError, self.submitit.core.utils.FailedSubmissionError) as error:
+        except (
+            self.submitit.core.utils.FailedJobError,
+            self.submitit.core.utils.FailedSubmissionError,
+        ) as error:
             raise AtclError(f"SLURM did not take the jobs: {' '.join(str(error).split())}") from None
         for task in tasks if self.here else []:
             task._results_timeout_s = 0  # what a process of this machine has not written, it will not write
@@ -133,7 +172,9 @@ class SlurmExecutor:
     def stop(self, tasks: Sequence[Any]) -> None:
         """Cancel the jobs, those that run and those that wait; processes of this machine are waited for."""
         if tasks and not self.here:
-            subprocess.call(["scancel", *(task.job_id for task in tasks)])  # once: each call waits for the controller
+            subprocess.call(
+                ["scancel", *(task.job_id for task in tasks)]
+            )  # once: each call waits for the controller
             return
         for task in tasks:
             task.cancel(check=False)

@@ -18,7 +18,12 @@ class JobsProgress(ProgressBar):
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self.console = console
-        self.bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"), console=console)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+        )
         self.prices = {job.folder: costs(job.what.recipe) for job in jobs}
         self.total = sum(sum(price.values()) for price in self.prices.values())
         self.task = self.bar.add_task(f"{len(jobs)} runs", total=self.total, left="")
@@ -27,7 +32,11 @@ class JobsProgress(ProgressBar):
     def paid(self) -> int:
         """Return the price of all epochs that are done."""
         done = {folder: read(folder / layout.JOURNAL) for folder in self.prices}
-        return sum(self.prices[folder].get((one["stage"], one["epoch"]), 0) for folder, records in done.items() for one in records)
+        return sum(
+            self.prices[folder].get((one["stage"], one["epoch"]), 0)
+            for folder, records in done.items()
+            for one in records
+        )
 
     def left(self, paid: int) -> str:
         """Return how long the rest will take, where that can be told."""

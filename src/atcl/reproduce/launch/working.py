@@ -53,7 +53,10 @@ class Died:
 
 Outcome = Done | Failed | Taken | Cancelled | Died
 
-WHY, TRACE = 8_000, 24_000  # bytes of an error that are told: all fits into a pipe of 64 KiB that no one reads yet
+WHY, TRACE = (
+    8_000,
+    24_000,
+)  # bytes of an error that are told: all fits into a pipe of 64 KiB that no one reads yet
 
 
 def run_job(job: Job, watcher: Watcher | None = None) -> None:
@@ -65,12 +68,16 @@ def train_job(job: Job, watcher: Watcher | None = None) -> Run:
     """Return the run of a job, trained to its end."""
     what = job.what
     execution = Execution(device=job.device, data_dir=job.data_dir)
-    return train(what.recipe, name=what.name, seed=job.seed, out=job.folder, watcher=watcher, execution=execution)
+    return train(
+        what.recipe, name=what.name, seed=job.seed, out=job.folder, watcher=watcher, execution=execution
+    )
 
 
 def evaluate_job(job: Job, done: Run, watch: Watch | None = None) -> None:
     """Measure a trained run by what its job asks for, and put it into the ledger."""
-    done.evaluate(job.attacks, device=job.device, data_dir=job.data_dir, watch=watch)  # it also looks for signs of false robustness
+    done.evaluate(
+        job.attacks, device=job.device, data_dir=job.data_dir, watch=watch
+    )  # it also looks for signs of false robustness
     store(done, job.path)
 
 
@@ -93,7 +100,10 @@ def outcome_of(carry: Callable[[], None]) -> Outcome:
     except torch.OutOfMemoryError:
         return Died("the GPU had no memory left")
     except Exception as error:
-        return Failed(_begin(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", WHY), _end(traceback.format_exc(), TRACE))
+        return Failed(
+            _begin(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", WHY),
+            _end(traceback.format_exc(), TRACE),
+        )
     return Done(time.perf_counter() - began)
 
 
