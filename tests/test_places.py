@@ -1,6 +1,5 @@
 """Runs of a table on this machine, on Ray, on SLURM: the same numbers everywhere, and a worker that is killed costs time alone."""
 
-import fcntl
 import io
 import multiprocessing
 import os
@@ -378,15 +377,6 @@ def test_an_error_of_any_length_is_told_in_a_message_that_a_pipe_holds(
         assert told.why.endswith("ö")
         assert len(told.why.encode()) in (WHY - 1, WHY)
         assert len(told.trace.encode()) <= TRACE
-
-
-def test_who_asks_whether_a_folder_is_held_keeps_no_one_from_it(tmp_path: Path) -> None:
-    (tmp_path / ".lock").touch()
-    with open(tmp_path / ".lock") as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)
-        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
-        with sole_writer(tmp_path):
-            assert is_held(tmp_path)
 
 
 @pytest.mark.parametrize(

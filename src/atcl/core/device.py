@@ -1,4 +1,4 @@
-"""The machine: which device to use, and what the numbers were made with."""
+"""The machine: which device to use, and which hardware and versions made the numbers."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from atcl.core.version import __version__
 
 
 def resolve(device: str) -> torch.device:
-    """Return the device of a name; `auto` is the GPU where there is one."""
+    """Return the device with a name: cpu, cuda, cuda:1, ...; `auto` is the GPU where there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,51 +29,56 @@ def resolve(device: str) -> torch.device:
         raise AtclError(f"unknown device {device!r}: give auto, cpu or cuda")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise AtclError("this machine has no CUDA GPU that PyTorch can use: give --device cpu, or auto")
-    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        raise AtclError(
-            f"there is no device {device!r}: the GPUs are cuda:0 to cuda:{torch.cuda.device_count() - 1}"
-        )
+    if resolved.type == "cuda" and (resolved.index or 0) >= (count := torch.cuda.device_count()):
+        raise AtclError(f"there is no device {device!r}: the GPUs are cuda:0 to cuda:{count - 1}")
     return resolved
 
 
+def available_cores() -> int:
+    """Return how many cores this process may use; where the system does not say, how many the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    if sys.version_info >= (3, 13):
+        return os.process_cpu_count() or 1
+    return os.cpu_count() or 1
+
+
 def precision(strict_fp32: bool) -> AbstractContextManager[None]:
-    """Where asked for, compute in full fp32: convolutions on a GPU else use tf32, PyTorch's default."""
+    """With `strict_fp32`, compute in full fp32; by default PyTorch lets convolutions on a GPU use tf32."""
     return multiplying("fp32") if strict_fp32 else nullcontext()
 
 
 @contextmanager
 def repeatable(wanted: bool) -> Iterator[None]:
-    """Where asked for, let the same steps give the same bits: only algorithms that do, and none chosen by its speed."""
+    """With `wanted`, allow deterministic algorithms alone, so that the same steps give the same bits."""
     if not wanted:
         yield
         return
-    enabled, softly = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    chosen, workspace = torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, workspace = torch.backends.cudnn.benchmark, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with this alone
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     try:
         with multiplying("fp32"):
             yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=softly)
-        torch.backends.cudnn.benchmark = chosen
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
         if workspace is None:
             os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def free_memory() -> None:
-    """Give back what a GPU holds for tensors and recordings that are gone, so that other processes can have it."""
+    """Release the GPU memory of deleted tensors and CUDA graphs, so that other processes can use it."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return what the numbers were made with."""
+    """Return the versions, the commit and the hardware that a run's numbers come from."""
     return {
         "atcl": __version__,
         "commit": _commit(),
@@ -85,12 +90,12 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return what an accuracy depends on beside the model: PyTorch's version, the device and its precision."""
+    """Return what an accuracy depends on besides the model: PyTorch's version, the device, the precision."""
+    on_gpu = device.type == "cuda"
+    processor = f"{platform.machine()} CPU, {os.cpu_count()} cores"
     return {
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()} CPU, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name(device) if on_gpu else processor,
         "precision": {
             "matmul": torch.get_float32_matmul_precision(),
             "convolution_tf32": torch.backends.cudnn.allow_tf32,
@@ -99,18 +104,16 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the source, where the package runs from a checkout."""
-    here = Path(__file__).parent
+    """Return the commit of the source, or None where the package does not run from a checkout of its own."""
     try:
-        ours, described = (
-            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10)
-            for words in (
-                ["ls-files", "--error-unmatch", Path(__file__).name],
-                ["describe", "--always", "--dirty"],
-            )
-        )
-        return (
-            described.stdout.strip() if ours.returncode == 0 else None
-        )  # the package may be installed inside another checkout
+        # the package may be installed inside a checkout of another project, which does not track this file
+        tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
+        commit = _git("describe", "--always", "--dirty")
     except (OSError, subprocess.SubprocessError):
         return None
+    return commit.stdout.strip() if tracked.returncode == 0 else None
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    folder = Path(__file__).parent
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10)

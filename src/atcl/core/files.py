@@ -1,16 +1,17 @@
-"""Files that are whole or not there, and folders that one process at a time writes to."""
+"""Files that are written whole or not at all, and folders that one process at a time writes to."""
 
-import fcntl
 import json
 import os
 import re
 import secrets
 import socket
-import time
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from atcl.core.errors import AtclError, one_line
 
@@ -21,12 +22,13 @@ class Held(AtclError):
 
 ASKING = 0.5  # seconds that someone who merely asks whether a folder is held may hold it
 
+_LOCK = ".lock"  # the file of a held folder; it stays when the hold ends
 _PART = re.compile(r"\..+\.\d+(-[0-9a-f]+)?\.part")
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a power cut, finds the old content or the new, never a part."""
-    # threads share a number of the process, machines that share the folder may
+    # the process number alone is not unique: threads share it, and machines with a shared disk may repeat it
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with open(part, "wb") as file:
@@ -41,52 +43,53 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def clear_parts(folder: Path) -> None:
-    """Remove what `write_whole` left in a folder when it was killed."""
-    for left in folder.glob(".*.part"):
-        if _PART.fullmatch(left.name):
-            left.unlink()
+    """Remove the unfinished files that `write_whole` leaves in a folder when it is killed."""
+    for part in folder.glob(".*.part"):
+        if _PART.fullmatch(part.name):
+            part.unlink()
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write data as a readable JSON file, whole."""
+    """Write data as an indented JSON file, whole."""
     write_whole(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise AtclError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def check_readable(folder: Path, option: str) -> None:
-    """Refuse a place that is no folder, or one that is closed; one that is not there yet is empty."""
-    there = _nearest(folder)
-    if not os.path.isdir(there) or not os.access(there, os.R_OK | os.X_OK):
-        raise AtclError(f"{folder} cannot be read: {_obstacle(there)}; give {option} a folder")
+    """Raise where the folder that an option names cannot be read; one that does not exist yet is fine."""
+    nearest = _nearest_existing(folder)
+    if not os.path.isdir(nearest) or not os.access(nearest, os.R_OK | os.X_OK):
+        raise AtclError(f"{folder} cannot be read: {_obstacle(nearest)}; give {option} a folder")
 
 
 def check_writable(folder: Path, advice: str) -> None:
-    """Refuse a folder that cannot be made or written, before hours are spent on what goes there."""
-    there = _nearest(folder)
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        raise AtclError(f"{folder} cannot be written: {_obstacle(there)}; {advice}")
+    """Raise where a folder cannot be made or written to, before hours are spent on what belongs there."""
+    nearest = _nearest_existing(folder)
+    if not os.path.isdir(nearest) or not os.access(nearest, os.W_OK | os.X_OK):
+        raise AtclError(f"{folder} cannot be written: {_obstacle(nearest)}; {advice}")
 
 
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or the nearest above it that can be seen."""
-    return next(
-        path for path in (folder, *folder.absolute().parents) if os.path.exists(path)
-    )  # Path.exists raises where a folder is closed
+def _nearest_existing(folder: Path) -> Path:
+    """Return the folder, or the nearest folder above it that exists."""
+    # not Path.exists, which raises below a folder that may not be entered
+    return next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
 
 
-def _obstacle(there: Path) -> str:
-    return f"{there} is {'a folder that is closed' if os.path.isdir(there) else 'a file'}"
+def _obstacle(path: Path) -> str:
+    return f"{path} is {'a folder that is closed' if os.path.isdir(path) else 'a file'}"
 
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder outlast a power cut."""
+    if sys.platform == "win32":  # a folder cannot be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,22 +99,29 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it against a second process; the hold ends with the process, however that ends."""
+    """Make the folder and hold it against a second process.
+
+    The hold ends with the block, or with the process, even where that is killed.
+
+    Raises:
+        Held: another process is writing to the folder; its number and its machine are named.
+        AtclError: the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "a+", errors="replace") as lock:
-            try:
-                _hold(lock)
-            except BlockingIOError:
-                lock.seek(0)
-                who = f" ({words})" if (words := lock.read().strip()) else ""
-                raise Held(
-                    f"another process{who} is writing to {folder}: wait for it, or choose another folder"
-                ) from None
-            lock.truncate(0)
-            lock.write(f"{os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
+        lock = _lock_of(folder, on_acquired=_write_holder)
+        try:
+            # whoever asks whether the folder is held has its lock for a moment: try for longer than that
+            lock.acquire(timeout=ASKING, poll_interval=0.01)
+        except Timeout:
+            holder = f" ({words})" if (words := _read_holder(folder)) else ""
+            raise Held(
+                f"another process{holder} is writing to {folder}: wait for it, or choose another folder"
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
     except BrokenPipeError:  # of the terminal, not of the folder
         raise
     except OSError as error:
@@ -120,27 +130,44 @@ def sole_writer(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _hold(lock: IO[str]) -> None:
-    """Lock a file; there is no way to ask for a lock without taking it, so one that is held may be free in a moment."""
-    end = time.monotonic() + ASKING
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
 def is_held(folder: Path) -> bool:
-    """Tell whether some process, of any machine that shares the folder, is writing to it."""
+    """Return whether some process, of any machine that shares the folder, is writing to it."""
+    if not (folder / _LOCK).exists():  # asking makes no folder
+        return False
+    lock = _lock_of(folder)
     try:
-        with open(folder / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(timeout=ASKING / 10, poll_interval=0.01)  # someone else may be asking at this moment
+    except Timeout:
         return True
     except OSError:
-        return False  # there is no such folder yet; who tries to write there is told what is wrong
+        return False  # nothing can be written there; a process that tries gets an error that says why
+    lock.release()
     return False
+
+
+def _lock_of(folder: Path, on_acquired: Callable[[int], None] | None = None) -> BaseFileLock:
+    """Return a lock of its own for each caller: two of one process exclude each other as two processes do."""
+    return FileLock(
+        folder / _LOCK,
+        thread_local=False,  # a generator may be closed by another thread than it was opened by
+        fallback_to_soft=False,  # such a lock would outlive a process that is killed
+        preserve_lock_file=True,
+        on_acquired=on_acquired,
+    )
+
+
+def _write_holder(descriptor: int) -> None:
+    """Write who holds a lock into its file."""
+    # The first byte is what is locked, and Windows lets no other process read a locked byte.
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, f" {os.getpid()} on {socket.gethostname()}\n".encode(errors="replace"))
+
+
+def _read_holder(folder: Path) -> str:
+    try:
+        with open(folder / _LOCK, "rb", buffering=0) as file:
+            file.seek(1)
+            line, _, _ = file.read(1000).partition(b"\n")  # a longer line may have stood there before
+    except OSError:
+        return ""
+    return line.decode(errors="replace").strip()

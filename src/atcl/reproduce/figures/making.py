@@ -1,7 +1,6 @@
 """From a figure's name to its files: the runs it is read from, trained first where they are small, and what is drawn of them."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -12,6 +11,7 @@ from atcl.analysis.attacks import attack_qualities, paper_attack_losses
 from atcl.analysis.observers import INSTANCES, Observers, attack_sample, seed_of
 from atcl.attacks.pgd import pgd
 from atcl.attacks.threat import Budget
+from atcl.core.device import available_cores
 from atcl.core.seeds import generator
 from atcl.evaluation.attacks import cross_entropy_of
 from atcl.losses import PAPER
@@ -38,7 +38,7 @@ Missing = set[tuple[object, int]]  # recipes and seeds
 
 def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None]) -> None:
     """Carry out small runs, as many at once as there are cores; stopped, the same call goes on."""
-    workers = min(len(os.sched_getaffinity(0)), len(wanted))
+    workers = min(available_cores(), len(wanted))
     if workers < 2:  # no second process for one run
         for number, need in enumerate(wanted, 1):
             _train_one(need, runs)

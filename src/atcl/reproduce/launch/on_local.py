@@ -1,7 +1,6 @@
 """Runs on this machine: one after another, or several in processes of their own."""
 
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,13 @@ from multiprocessing.context import SpawnProcess
 import torch
 from rich.console import Console
 
-from atcl.core.device import free_memory, hardware, resolve
+from atcl.core.device import available_cores, free_memory, hardware, resolve
 from atcl.core.errors import AtclError
 from atcl.core.files import is_held
 from atcl.core.journal import Record
 from atcl.loggers.progress import EvaluationProgress, RunProgress, progress_bars
-from atcl.reproduce.launch.crews import LaunchOptions, WorkerPool, run_jobs
+from atcl.reproduce.launch.options import LaunchOptions
+from atcl.reproduce.launch.crews import WorkerPool, run_jobs
 from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Died, Outcome, evaluate_job, outcome_of, train_job, work
 from atcl.reproduce.ledger import Job
@@ -38,7 +38,7 @@ class Local:
     @contextmanager
     def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
         """Get hold of the cores, or of the GPU."""
-        target, cores = resolve(options.device), len(os.sched_getaffinity(0))
+        target, cores = resolve(options.device), available_cores()
         strong = target.type == "cuda"
         workers = options.workers or (1 if strong else cores)
         packs = strong and not options.workers

@@ -1,6 +1,5 @@
 """Runs as arrays of a SLURM cluster, by submitit."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -12,16 +11,16 @@ from typing import Any
 
 from rich.console import Console
 
-from atcl.core.device import resolve
+from atcl.core.device import available_cores, resolve
 from atcl.core.errors import AtclError, pick
 from atcl.reproduce.launch.crews import (
-    LaunchOptions,
     WorkerPool,
     portable_job,
     remote_device,
     remote_hardware,
     run_jobs,
 )
+from atcl.reproduce.launch.options import LaunchOptions, RayOptions, SlurmOptions
 from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
@@ -32,28 +31,8 @@ EXECUTORS = {"slurm": "the cluster", "local": "processes of this machine, to try
 
 
 @dataclass(frozen=True)
-class Slurm:
-    """A SLURM cluster (--on slurm)."""
-
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    """of the nodes, such as h100"""
-    gres: str | None = None
-    """in the place of one GPU for each run, such as gpu:h100:1"""
-    minutes: int = 24 * 60
-    """time limit of a run; one that reaches it is queued again, and goes on where it was"""
-    cpus: int = 0
-    """for each run; by default as many as it has threads"""
-    memory: float = 0
-    """for each run, in GB; by default what the cluster gives"""
-    setup: tuple[str, ...] = ()
-    """shell commands before each run, such as 'module load cuda'"""
-    more: tuple[str, ...] = ()
-    """any other option of sbatch as KEY=VALUE, or KEY alone: reservation=deadline exclusive"""
-    executor: str = "slurm"
-    """or local: submitit's processes on this machine, to try things out"""
+class Slurm(SlurmOptions):
+    """Runs as arrays of a SLURM cluster."""
 
     @contextmanager
     def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
@@ -65,7 +44,7 @@ class Slurm:
         here = self.executor == "local"
         device = remote_device(options.device, resolve("auto").type if here else "cuda")
         threads = options.threads or 1
-        fits = 1 if device == "cuda" else max(1, len(os.sched_getaffinity(0)) // threads)
+        fits = 1 if device == "cuda" else max(1, available_cores() // threads)
         room = options.workers or (
             fits if here else ARRAY
         )  # no more are queued: a run that goes on is an array of its own, with its own limit
