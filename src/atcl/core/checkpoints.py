@@ -1,4 +1,7 @@
-"""Checkpoints: one safetensors file for each of the last two epochs, whole or recognised as damaged, written while training goes on."""
+"""Checkpoints: a safetensors file for each of the last two epochs, written while training goes on.
+
+The name of each file ends in a digest of its content, so that a damaged file is recognised.
+"""
 
 import hashlib
 import re
@@ -13,15 +16,19 @@ from torch import Tensor
 from atcl.core.errors import AtclError, one_line
 from atcl.core.files import sync_folder, write_whole
 
-KEPT = 2
+KEPT = 2  # two checkpoints, so that one remains where the newest is damaged
 _NAME = re.compile(r"stage-(\d+)-epoch-(\d+)-([0-9a-f]{16})\.safetensors")
 
 
 def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> Path:
-    """Write a checkpoint, whole, then drop all but the last two, and any of this epoch or later that an earlier try left."""
+    """Write the checkpoint of an epoch and return its path.
+
+    Afterwards the folder holds the last two checkpoints. Those of this epoch or later ones, which an
+    interrupted attempt may have left, are removed.
+    """
     content = to_bytes(tensors)
     folder.mkdir(exist_ok=True)
-    stale = [path for path in stored(folder) if _place(path) >= (stage, epoch)]
+    stale = [path for path in stored(folder) if _stage_and_epoch(path) >= (stage, epoch)]
     path = folder / f"stage-{stage}-epoch-{epoch:04d}-{_digest(content)}.safetensors"
     write_whole(path, content)
     for old in stale:
@@ -34,7 +41,10 @@ def save(folder: Path, stage: int, epoch: int, tensors: Mapping[str, Tensor]) ->
 
 
 class Writer:
-    """Writes the checkpoints of a run while it goes on, one at a time; what goes wrong is raised at the next, or at the end."""
+    """Writes the checkpoints of a run in a thread, one at a time, while training goes on.
+
+    An error in writing is raised when the next checkpoint is saved, or at the end of the `with` block.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,13 +52,13 @@ class Writer:
         self.pending: Future[Path] | None = None
 
     def save(self, stage: int, epoch: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take a copy of the tensors as they are now, and write it."""
+        """Copy the tensors now, and write the copy in the background."""
         copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.wait()
         self.pending = self.pool.submit(save, self.folder, stage, epoch, copied)
 
     def wait(self) -> None:
-        """Wait until all is written."""
+        """Wait until the last checkpoint is written, and raise the error if writing failed."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.result()
@@ -56,21 +66,28 @@ class Writer:
     def __enter__(self) -> "Writer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, ending: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, *_: object) -> None:
         try:
             self.wait()
         except Exception as error:
-            if ending is None:
+            if raised is None:
                 raise
-            ending.add_note(
-                f"its last checkpoint was not written: {error}"
-            )  # what ended the run stays the error that is raised
+            # the error that ended the run stays the one that is raised
+            raised.add_note(f"its last checkpoint was not written: {error}")
         finally:
             self.pool.shutdown()
 
 
 def newest(folder: Path, notify: Callable[[str], None]) -> dict[str, Tensor] | None:
-    """Return the newest whole checkpoint, None where there is none at all; name each damaged one, and refuse where all are."""
+    """Return the newest checkpoint that is whole, or None where the folder holds none.
+
+    Args:
+        folder: where the checkpoints of the run are
+        notify: receives a message about each damaged checkpoint
+
+    Raises:
+        AtclError: every checkpoint is damaged
+    """
     paths = stored(folder)
     for path in paths:
         content = path.read_bytes()
@@ -84,14 +101,15 @@ def newest(folder: Path, notify: Callable[[str], None]) -> dict[str, Tensor] | N
 
 def stored(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first."""
-    return sorted((path for path in folder.glob("*") if _NAME.fullmatch(path.name)), key=_place, reverse=True)
+    checkpoints = (path for path in folder.glob("*") if _NAME.fullmatch(path.name))
+    return sorted(checkpoints, key=_stage_and_epoch, reverse=True)
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
-    return safetensors.torch.save(
-        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    )
+    # each in memory of its own: safetensors refuses tensors that share it
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    return safetensors.torch.save(own)
 
 
 def from_bytes(content: bytes, path: Path) -> dict[str, Tensor]:
@@ -108,8 +126,8 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, 
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def _place(path: Path) -> tuple[int, int]:
-    """Return stage and epoch of a checkpoint."""
+def _stage_and_epoch(path: Path) -> tuple[int, int]:
+    """Return the stage and the epoch in the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line an epoch."""
+"""The journal of a run: a file with one line of JSON for each epoch."""
 
 import json
 import os
@@ -12,7 +12,7 @@ Record = dict[str, Any]
 
 
 def append(path: Path, record: Record) -> None:
-    """Add one line, or leave the file as it was."""
+    """Add one line; where that fails, leave the file as it was."""
     with open(path, "ab") as file:
         before = file.tell()
         try:
@@ -36,7 +36,11 @@ def read(path: Path) -> list[Record]:
 
 
 def cut_back(path: Path, stage: int, epoch: int) -> int:
-    """Drop the lines after an epoch of a stage, which training writes again; return how many are left."""
+    """Drop the lines after an epoch of a stage, since training writes them again.
+
+    Returns:
+        how many lines are left
+    """
     kept = [record for record in read(path) if (record["stage"], record["epoch"]) <= (stage, epoch)]
     write_whole(path, to_lines(kept))
     return len(kept)

@@ -1,4 +1,4 @@
-"""Any torch module: where it lies, and its eval mode."""
+"""What can be done with any torch module: find its device, and put it into eval mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from torch.nn import Module
 
 
 def device_of(model: Module, otherwise: torch.device) -> torch.device:
-    """Return where a model lies; one without parameters and buffers lies nowhere, and goes where its images are."""
+    """Return the device of a model, or `otherwise` for a model without parameters and buffers."""
     return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), otherwise)
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Put every part of the model into eval mode, and put each back as it was found."""
+    """Put every submodule into eval mode, and afterwards restore the mode that each one had."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

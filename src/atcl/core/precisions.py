@@ -1,4 +1,4 @@
-"""Precision of the arithmetic: of the attack's copy of the model and of the update, separately."""
+"""Precision of the arithmetic, chosen separately for attacks and for the update of the weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,19 +12,27 @@ from torch.nn import Module
 from atcl.core.errors import AtclError
 
 PrecisionName = Literal["fp32", "tf32", "bf16"]
-Lower = Literal[
-    "fp16"
-]  # only of a copy that judges look at: it has the digits of tf32, but a range too narrow for gradients as they come
+
+# For evaluation attacks alone: fp16 has the digits of tf32, but too narrow a range for gradients of training.
+Lower = Literal["fp16"]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What a model computes in; images, perturbation, loss and the optimiser's state are fp32 always."""
+    """What a model computes in; images, perturbation, loss and the optimiser's state are always fp32.
+
+    Raises:
+        AtclError: a precision has another name than fp32, tf32 or bf16
+
+    Examples:
+        >>> Precision(attack="bf16").on(torch.device("cpu"))
+        Precision(attack='fp32', update='fp32')
+    """
 
     attack: PrecisionName = "fp32"
-    """of the frozen copy that attacks and pseudo-labels look at: fp32, tf32 or bf16"""
+    """of the frozen copy of the model that receives attacks and gives pseudo-labels: fp32, tf32 or bf16"""
     update: PrecisionName = "fp32"
-    """of the model in training"""
+    """of the model in training: fp32, tf32 or bf16"""
 
     def __post_init__(self) -> None:
         for kind in (self.attack, self.update):
@@ -32,7 +40,7 @@ class Precision:
                 raise AtclError(f"a precision is one of {', '.join(get_args(PrecisionName))}, not {kind!r}")
 
     def on(self, device: torch.device) -> "Precision":
-        """Return what holds on a device: a CPU computes in fp32 whatever is said, since the others are slower there."""
+        """Return the precision used on a device: always fp32 on a CPU, where the others are slower."""
         return self if device.type == "cuda" else Precision()
 
 
@@ -51,12 +59,12 @@ class InBf16(Module):
 
 @contextmanager
 def multiplying(kind: PrecisionName | Lower) -> Iterator[None]:
-    """Multiply fp32 numbers on a GPU as they are (fp32), or with their mantissa cut to ten bits (tf32)."""
-    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    """Multiply fp32 numbers on a GPU with all their digits (fp32), or with a mantissa of ten bits (tf32)."""
+    convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = kind != "fp32"
     torch.set_float32_matmul_precision("highest" if kind == "fp32" else "high")
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before[0]
-        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(products)

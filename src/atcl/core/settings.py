@@ -1,4 +1,4 @@
-"""Settings as data: frozen dataclasses to JSON and back, a digest that names them, checked overrides from the shell."""
+"""Settings as data: frozen dataclasses to JSON and back, a digest of them, and options that override them."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def to_data(value: Any) -> Any:
-    """Return plain JSON data; each dataclass becomes an object that names its kind."""
+    """Return plain JSON data; each dataclass becomes an object with the name of its class under "kind"."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields}
@@ -27,54 +27,51 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any, kinds: Mapping[str, type]) -> Any:
-    """Return what `to_data` was given; only the classes in `kinds` can come out, and a setting that is missing takes its default."""
+    """Return the settings that `to_data` turned into data.
+
+    Args:
+        data: what `to_data` returned; a field that is missing takes its default
+        kinds: the classes that may be made, by name
+
+    Raises:
+        AtclError: the data name another class, lack a field without a default, or have an unknown field
+    """
     if isinstance(data, list):
         return tuple(from_data(item, kinds) for item in data)
     if not isinstance(data, dict):
         return data
     fields = {name: from_data(value, kinds) for name, value in data.items() if name != "kind"}
     kind = kinds.get(data.get("kind", ""))
-    if kind is None or not _required(kind) <= set(fields) <= {
-        field.name for field in dataclasses.fields(kind)
-    }:
-        raise AtclError(
-            f"these settings are not of this version: {data.get('kind')} with {', '.join(fields)}"
-        )
+    if kind is None or not _required(kind) <= set(fields) <= _field_names(kind):
+        names = ", ".join(fields)
+        raise AtclError(f"these settings are not of this version: {data.get('kind')} with {names}")
     return kind(**fields)
 
 
-def differences(one: Any, two: Any, name: str = "") -> list[str]:
-    """Return the dotted names of what differs between two pieces of JSON data."""
-    if isinstance(one, dict) and isinstance(two, dict):
-        return [
-            found
-            for key in {**one, **two}
-            for found in differences(one.get(key), two.get(key), f"{name}.{key}".lstrip("."))
-        ]
-    if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
-        return [
-            found
-            for number, (left, right) in enumerate(zip(one, two, strict=True))
-            for found in differences(left, right, f"{name}.{number}")
-        ]
-    return [] if one == two else [name]
+def differences(left: Any, right: Any, name: str = "") -> list[str]:
+    """Return the dotted names of the values that differ between two pieces of JSON data."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        pairs = {key: (left.get(key), right.get(key)) for key in {**left, **right}}
+        below = [differences(*pair, f"{name}.{key}".lstrip(".")) for key, pair in pairs.items()]
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        items = zip(left, right, strict=True)
+        below = [differences(*pair, f"{name}.{position}") for position, pair in enumerate(items)]
+    else:
+        return [] if left == right else [name]
+    return list(itertools.chain.from_iterable(below))
 
 
 def digest(value: Any) -> str:
-    """Return eight hexadecimal digits that name these settings."""
+    """Return eight hexadecimal digits that identify these settings."""
     return hashlib.sha256(json.dumps(_changed(value), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _changed(value: Any) -> Any:
-    """Return `to_data` without what stands at its default, so that a setting added later renames no old result."""
+    """Return `to_data` without fields at their default, so that a field added later keeps the old digests."""
     if dataclasses.is_dataclass(value):
-        fields = [
-            field for field in dataclasses.fields(value) if getattr(value, field.name) != _default(field)
-        ]
-        return {
-            "kind": type(value).__name__,
-            **{field.name: _changed(getattr(value, field.name)) for field in fields},
-        }
+        fields = dataclasses.fields(value)
+        changed = [field.name for field in fields if getattr(value, field.name) != _default(field)]
+        return {"kind": type(value).__name__, **{name: _changed(getattr(value, name)) for name in changed}}
     return [_changed(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -86,38 +83,47 @@ def _required(kind: type) -> set[str]:
     return {field.name for field in dataclasses.fields(kind) if _default(field) is dataclasses.MISSING}
 
 
+def _field_names(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def overridden(settings: _T, arguments: Sequence[str], program: str, beside: Sequence[str] = ()) -> _T:
-    """Return the settings with dotted overrides (`--stages.0.epochs 3`), each checked for its name and type; `beside`: what else might be meant."""
+    """Return the settings with some of them replaced.
+
+    Args:
+        settings: a dataclass
+        arguments: options with dotted names, such as `["--stages.0.epochs", "3"]`
+        program: the name of the program in messages
+        beside: other options of the command, which an error message may suggest
+
+    Raises:
+        AtclError: an option has an unknown name or a value of the wrong type
+    """
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
     changed: _T = parse(type(settings), arguments, program, beside, default=settings, config=config)
     return changed
 
 
 def options(value: Any, name: str = "") -> list[str]:
-    """Return settings as the options that would give them, quoted for a shell, each group under the name of its kind."""
+    """Return settings as lines of options, quoted for a shell; a comment above each group names its class."""
     if dataclasses.is_dataclass(value):
-        kind = [f"# {name}: {type(value).__name__}"] if name else []
-        return kind + [
-            line
-            for part in dataclasses.fields(value)
-            for line in options(getattr(value, part.name), f"{name}.{part.name}".lstrip("."))
-        ]
+        heading = [f"# {name}: {type(value).__name__}"] if name else []
+        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        below = [options(part, f"{name}.{key}".lstrip(".")) for key, part in fields.items()]
+        return [*heading, *itertools.chain.from_iterable(below)]
     if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-        return [line for number, part in enumerate(value) for line in options(part, f"{name}.{number}")]
+        return [line for position, part in enumerate(value) for line in options(part, f"{name}.{position}")]
     return [f"--{name} {shlex.join(map(str, value if isinstance(value, tuple) else (value,)))}"]
 
 
 def option_names(kind: type, before: str = "--") -> list[str]:
-    """Return the options that a dataclass of them has on the command line."""
+    """Return the names of the options that a dataclass has on the command line."""
     names = []
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        told = before + name.replace("_", "-")
+        option = before + name.replace("_", "-")
         if tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
-            names += (
-                option_names(hint, f"{told}.")
-                if isinstance(hint, type) and dataclasses.is_dataclass(hint)
-                else [told]
-            )
+            nested = isinstance(hint, type) and dataclasses.is_dataclass(hint)
+            names += option_names(hint, f"{option}.") if nested else [option]
         if hint is bool:
             names.append(f"{before}no-{name.replace('_', '-')}")
     return names
@@ -126,25 +132,22 @@ def option_names(kind: type, before: str = "--") -> list[str]:
 def parse(
     target: Any, arguments: Sequence[str], program: str, beside: Sequence[str] = (), **options: Any
 ) -> Any:
-    """Call `tyro.cli`, turning its page of an error into one line."""
-    said = io.StringIO()
+    """Call `tyro.cli`, and raise its page about a wrong option as an `AtclError` of one line."""
+    page = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(page):
             return tyro.cli(target, args=list(arguments), prog=program, **options)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise AtclError(_one_line(said.getvalue(), beside)) from None
+        raise AtclError(_summary(page.getvalue(), beside)) from None
 
 
-def _one_line(page: str, beside: Sequence[str]) -> str:
-    """Return what an error page says in its first block, and the first remedy that it offers, or a closer one beside."""
+def _summary(page: str, beside: Sequence[str]) -> str:
+    """Return the first block of an error page of tyro, with the closest option that may have been meant."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│|╭╮╰╯+ ") for line in page.splitlines()[1:]]
-    blocks = [
-        " ".join(block)
-        for rule, block in itertools.groupby(lines, key=lambda line: not line.strip("─-"))
-        if not rule
-    ]
+    grouped = itertools.groupby(lines, key=lambda line: not line.strip("─-"))
+    blocks = [" ".join(block) for is_rule, block in grouped if not is_rule]
     remedy = next((block.split()[3] for block in blocks if block.startswith("Perhaps you meant")), None)
     unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", blocks[0])
     closer = meant(unknown[1], [*beside, *([remedy] if remedy else [])]) if unknown else ""

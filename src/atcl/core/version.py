@@ -1,4 +1,4 @@
-"""The version of the package, as it was installed."""
+"""The version of the installed package."""
 
 from importlib.metadata import PackageNotFoundError, version
 
