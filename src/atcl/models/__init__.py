@@ -1,4 +1,4 @@
-"""Networks for images in [0, 1], for any number of classes and channels; `MODELS` names them."""
+"""Networks for images in [0, 1], with any number of classes and channels; `MODELS` names them."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from atcl.models.layers import Normalize
 from atcl.models.residual import ResNet, preact_resnet18, resnet18, wide_resnet32_10
 from atcl.models.small import MLP, SmallCNN, TinyCNN
 
-Builder = Callable[[int, tuple[int, int, int]], Module]  # classes, (C, H, W) of an image -> model
+Builder = Callable[[int, tuple[int, int, int]], Module]  # number of classes, (C, H, W) of an image -> model
 
 MODELS: dict[str, Builder] = {
     "tiny_cnn": TinyCNN,
@@ -19,6 +19,12 @@ MODELS: dict[str, Builder] = {
     "wide_resnet32_10": wide_resnet32_10,
     "mlp": MLP,
 }
+"""Every network by its name, as a function of the number of classes and the shape (C, H, W) of an image.
+
+Examples:
+    >>> MODELS["mlp"](3, (1, 8, 8)).layers[-1]
+    Linear(in_features=500, out_features=3, bias=True)
+"""
 
 __all__ = [
     "MLP",
@@ -33,4 +39,5 @@ __all__ = [
     "TinyCNN",
     "preact_resnet18",
     "resnet18",
+    "wide_resnet32_10",
 ]

@@ -1,4 +1,4 @@
-"""How the first weights of a run are drawn from its seed."""
+"""How the first weights of a run follow from its seed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from atcl.core.seeds import derive
 
 @dataclass(frozen=True)
 class Derived:
-    """The model of each stage has a seed of its own, derived from the run's; layers draw as they are built."""
+    """The model of each stage has a seed derived from the run's, and draws its weights as it is built."""
 
     def __call__(self, build: Callable[[], Module], seed: int, stage: int) -> Module:
         torch.manual_seed(derive(seed, "model", stage))
@@ -21,10 +21,10 @@ class Derived:
 
 @dataclass(frozen=True)
 class Official:
-    """The very weights that the official code draws from the same seed, for the model of the first stage."""
+    """The model of the first stage starts from the same weights as the official code with the same seed."""
 
     loader_draws: int = 1
-    """integers that the official code's data loader draws before: 1 on MNIST and Kuzushiji, 0 on CIFAR-10 and SVHN"""
+    """integers that the official data loader draws first: 1 on MNIST and Kuzushiji, 0 on CIFAR-10 and SVHN"""
 
     def __post_init__(self) -> None:
         if self.loader_draws < 0:
@@ -32,7 +32,8 @@ class Official:
 
     def __call__(self, build: Callable[[], Module], seed: int, stage: int) -> Module:
         model = build()
-        # Official code: a second model draws after all that training the first one drew. Ours: a seed of its own, which a resumed run can have again.
+        # Official code: the second model draws after all that training the first one drew.
+        # Ours: it has a seed of its own, so that a resumed run draws the same weights.
         torch.manual_seed(derive(seed, "model", stage) if stage else seed)
         for _ in range(self.loader_draws):
             torch.empty((), dtype=torch.int64).random_()
@@ -43,8 +44,8 @@ Initial = Derived | Official
 
 
 def redrawn(model: Module) -> Module:
-    """Draw all parameters anew by `reset_parameters`: those of the layers in their order, then what the network changes of them."""
-    return model.apply(_reset)  # children first
+    """Draw all weights of a model anew, by the `reset_parameters` of each layer and then of the network."""
+    return model.apply(_reset)  # children first, in their order
 
 
 def _reset(module: Module) -> None:

@@ -7,7 +7,10 @@ from torch import Tensor, nn
 
 
 class Normalize(nn.Module):
-    """Subtract a mean and divide by a deviation for each channel, inside the model: attacks see [0, 1] alone."""
+    """Subtract a mean and divide by a deviation, both per channel.
+
+    As a layer of the model it lets attacks work on images in [0, 1].
+    """
 
     mean: Tensor
     deviation: Tensor
@@ -22,5 +25,5 @@ class Normalize(nn.Module):
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """Return a 3x3 convolution that keeps the size, without bias: a normalisation follows."""
+    """Return a padded 3x3 convolution without a bias, since a batch normalisation follows."""
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)

@@ -8,7 +8,7 @@ from atcl.models.layers import conv3x3
 
 
 class Block(nn.Module):
-    """He et al. 2015: convolution, normalisation, ReLU, twice, added to a shortcut."""
+    """He et al. 2015: convolution, normalisation and ReLU, twice; a shortcut joins before the last ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -16,9 +16,8 @@ class Block(nn.Module):
         self.conv2, self.norm2 = conv3x3(outputs, outputs), nn.BatchNorm2d(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -26,7 +25,7 @@ class Block(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """He et al. 2016: normalisation and ReLU come before each convolution; the shortcut leaves after the first pair."""
+    """He et al. 2016: normalisation, ReLU and convolution, twice; the shortcut starts after the first ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class PreActBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks that halve the size, the mean over what is left, one linear layer."""
+    """A stem, stages of blocks that halve the size (all but the first), average pooling, a linear layer."""
 
     def __init__(
         self,
@@ -57,13 +56,13 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         pre = block is PreActBlock
-        self.stem = nn.Sequential(
-            conv3x3(channels, stem), *([] if pre else [nn.BatchNorm2d(stem), nn.ReLU()])
-        )
+        after_stem = [] if pre else [nn.BatchNorm2d(stem), nn.ReLU()]
+        self.stem = nn.Sequential(conv3x3(channels, stem), *after_stem)
         blocks, inputs = [], stem
-        for number, width in enumerate(widths):
+        for stage, width in enumerate(widths):
             for position in range(depth):
-                blocks.append(block(inputs, width, stride=2 if number and not position else 1))
+                halves = stage > 0 and position == 0
+                blocks.append(block(inputs, width, stride=2 if halves else 1))
                 inputs = width
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Sequential(*([nn.BatchNorm2d(inputs), nn.ReLU()] if pre else []))
@@ -80,10 +79,13 @@ def resnet18(classes: int, shape: tuple[int, int, int] = (3, 32, 32)) -> ResNet:
 
 
 def preact_resnet18(classes: int, shape: tuple[int, int, int] = (3, 32, 32)) -> ResNet:
-    """PreActResNet-18, the common network of fast adversarial training."""
+    """PreActResNet-18, the usual network of fast adversarial training."""
     return ResNet(classes, shape[0], PreActBlock, [64, 128, 256, 512], depth=2, stem=64)
 
 
 def wide_resnet32_10(classes: int, shape: tuple[int, int, int] = (3, 32, 32)) -> ResNet:
-    """WideResNet-32-10 as Madry et al. count its depth, 32 = 6 x 5 + 2: three stages of five blocks, ten times as wide."""
+    """WideResNet-32-10: three stages of five blocks, ten times as wide as a ResNet of that depth.
+
+    The depth is counted as by Madry et al., 32 = 6 x 5 + 2.
+    """
     return ResNet(classes, shape[0], PreActBlock, [160, 320, 640], depth=5, stem=16)
