@@ -172,7 +172,7 @@ def main(options: Options) -> None:
     told["environment"] = environment(device)
     print(json.dumps(told, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(told, indent=2) + "\n")
+        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

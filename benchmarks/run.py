@@ -132,7 +132,7 @@ def main(options: Options) -> None:
     how = f"reckoned from {options.epochs} epochs of each phase" if options.epochs else "measured"
     print(f"{options.recipe}, {len(options.seeds)} at once: {total / 60:.1f} minutes ({how}){peak}")
     if options.out:
-        options.out.write_text(json.dumps(told, indent=2) + "\n")
+        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

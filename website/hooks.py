@@ -37,7 +37,7 @@ _FUNCTION = re.compile(r"(<mi>(?:log|exp|cos|sign)</mi>)(?=<m(?!o))")  # a name 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that do not lie in docs/: those of the root, the catalogue, and what pages link to outside of docs/."""
     texts = {f"docs/{one.src_uri}": one.content_string for one in files.documentation_pages()}
-    texts |= {name: (ROOT / name).read_text() for name in ADOPTED}
+    texts |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ADOPTED}
     for name, page in ADOPTED.items():
         files.append(File.generated(config, page, content=relinked(texts[name], name, page)))
     files.append(File.generated(config, "catalogue.md", content=catalogue()))
@@ -123,7 +123,10 @@ def shown(path: str) -> dict[str, str]:
     place, page = ROOT / path, f"source/{path}.md"
     if place.is_file():
         return {
-            page: _source(path, f"````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text()}\n````\n")
+            page: _source(
+                path,
+                f"````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}\n````\n",
+            )
         }
     inside = sorted(
         one.relative_to(place).as_posix()
@@ -133,7 +136,7 @@ def shown(path: str) -> dict[str, str]:
     lines = "\n".join(f"- [{one}]({place.name}/{one})" for one in inside)
     return {
         page: _source(f"{path}/", f"{lines}\n"),
-        **{f"source/{path}/{one}": (place / one).read_text() for one in inside},
+        **{f"source/{path}/{one}": (place / one).read_text(encoding="utf-8") for one in inside},
     }
 
 

@@ -6,8 +6,9 @@ import re
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,21 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        _replace(part, path)
         sync_folder(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _replace(part: Path, path: Path) -> None:
+    """Put a file in the place of another."""
+    for _ in range(50 if sys.platform == "win32" else 0):  # there it fails while someone reads the other
+        with suppress(PermissionError):
+            os.replace(part, path)
+            return
+        time.sleep(0.02)
+    os.replace(part, path)
 
 
 def clear_parts(folder: Path) -> None:

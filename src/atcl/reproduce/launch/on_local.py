@@ -180,12 +180,18 @@ class ProcessExecutor:
     def outcome(self, task: SpawnProcess) -> Outcome | None:
         """Return the last words of a process that has ended; they are heard before, since it cannot end while its pipe is full."""
         ended = not task.is_alive()  # asked first: after that it says nothing more
-        if task not in self.heard and self.said[task].poll():
+        if task not in self.heard and self._has_spoken(task):
             self.heard[task] = self._last_words(task)
         if not ended:
             return None
         self.said.pop(task).close()
         return self.heard.pop(task, None) or Died(f"its process ended with code {task.exitcode}")
+
+    def _has_spoken(self, task: SpawnProcess) -> bool:
+        try:
+            return self.said[task].poll()
+        except BrokenPipeError:  # Windows: it was killed before it spoke
+            return False
 
     def _last_words(self, task: SpawnProcess) -> Outcome | None:
         try:

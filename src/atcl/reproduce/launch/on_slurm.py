@@ -3,6 +3,7 @@
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -184,6 +185,8 @@ class Resumed:
 
 
 def _imported() -> Any:
+    if sys.platform == "win32":  # submitit needs signals that Windows does not have
+        raise AtclError("--on slurm does not work on Windows: run this on the cluster, or give --on local")
     try:
         import submitit
     except ImportError:
