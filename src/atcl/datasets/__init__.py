@@ -1,4 +1,5 @@
-"""True labels begin here: datasets with their truth, and how it is weakened to complementary labels.
+"""Datasets with true labels, and how complementary labels are drawn from these or read from files.
 
-Also the readers of files that people have: official formats, pickles (read as data), CSV, matrices.
+Packages that train never import this one. Files in official formats, pickles among them, are read as data:
+nothing in them is executed.
 """

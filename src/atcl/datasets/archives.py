@@ -1,4 +1,4 @@
-"""Packed files from strangers: no more is unpacked than a genuine file of that size holds, and nothing to the disk."""
+"""Compressed files that are not trusted: each may unpack to a limited multiple of its size."""
 
 import tarfile
 import warnings
@@ -11,11 +11,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 NumpyArray = np.ndarray[Any, Any]
+AXES = 6  # the most axes of an array in a file
 
-# Pictures shrink to a fifth where much is black (MNIST), and to a fifteenth as numbers of 32 bits.
-UNPACKED, FOR_UNPACKED = 32 * 2**20, 32  # so many bytes from any file, and so many more for each byte of it
-MEMBERS = 1000  # of an archive
-PIECE = 2**18
+# The most bytes that any file may unpack to, and how many more for each byte of it. Images that are mostly
+# black (MNIST) are compressed to a fifth, and as numbers of 32 bits to a fifteenth.
+UNPACKED, FOR_UNPACKED = 32 * 2**20, 32
+MEMBERS = 1000  # the most members of an archive
+PIECE = 2**18  # bytes that are read at once
 
 
 def allowance(path: Path) -> int:
@@ -24,15 +26,25 @@ def allowance(path: Path) -> int:
 
 
 class Gunzipped:
-    """Reads a gzip file of one part, up to its allowance; a ValueError of one line says what is refused."""
+    """Read a gzip file of one part.
 
-    # Not gzip.GzipFile: a file of a million empty parts, or with a name of megabytes, keeps it busy for long.
+    Args:
+        stream: the file.
+        allowed: how many bytes it may unpack to.
+    """
+
+    # Not gzip.GzipFile: a file of a million empty parts, or with a name of megabytes, takes it very long.
     def __init__(self, stream: BinaryIO, allowed: int) -> None:
         self.stream, self.allowed, self.left = stream, allowed, allowed
         self.inflate = zlib.decompressobj(wbits=31)
 
     def read(self, size: int) -> bytes:
-        """Return so many bytes, or fewer at the end of the file."""
+        """Return so many bytes, or fewer at the end of the file.
+
+        Raises:
+            EOFError: the file is not complete.
+            ValueError: it unpacks to more than is allowed, or something follows its content.
+        """
         pieces: list[bytes] = []
         while size > 0 and not self.inflate.eof:
             packed = self.inflate.unconsumed_tail or self.stream.read(PIECE)
@@ -50,7 +62,7 @@ class Gunzipped:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """Return the content of a file, gzipped or not, piece by piece."""
+    """Yield the content of a file, gzipped or not, piece by piece."""
     with path.open("rb") as stream:
         source = Gunzipped(stream, allowance(path)) if path.suffix == ".gz" else stream
         while piece := source.read(PIECE):
@@ -58,8 +70,18 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def tar_member(path: Path, name: str, most: int) -> bytes:
-    """Return a plain file from a .tar.gz archive; what else lies before it is passed over, and never followed."""
-    # Not tarfile.open: it follows links, and reads long headers whole.
+    """Return the content of a plain file in a .tar.gz archive.
+
+    Args:
+        path: the archive.
+        name: the name of the file in it; members before it are skipped.
+        most: the most bytes that the file may have.
+
+    Raises:
+        EOFError: the archive is not complete.
+        ValueError: it has no such file, or is refused.
+    """
+    # Not tarfile.open: it follows links, and reads headers of any length into memory.
     with path.open("rb") as stream:
         content = Gunzipped(stream, allowance(path))
         for _ in range(MEMBERS):
@@ -81,7 +103,13 @@ def tar_member(path: Path, name: str, most: int) -> bytes:
 
 
 def npz_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, NumpyArray]:
-    """Return the arrays of an .npz file that are chosen by their names; a damaged file raises what it will."""
+    """Return some arrays of an .npz file; a damaged file may raise any exception.
+
+    Args:
+        path: the file.
+        choose: receives the names of all arrays, and returns those to read.
+    """
+    _check_index(path)
     left = allowance(path)
     found: dict[str, NumpyArray] = {}
     with zipfile.ZipFile(path) as archive:
@@ -90,9 +118,9 @@ def npz_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> 
             member = members.get(name)
             if member is None:
                 raise ValueError(f"it has no {name}")
-            # NumPy packs in these two ways; zipfile does not bound what a piece packed in the others becomes.
+            # NumPy uses these two methods; for the others, zipfile does not limit the size of a piece.
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{name} is packed in a way that NumPy does not use")
+                raise ValueError(f"{name} is compressed by a method that NumPy does not use")
             left -= member.file_size
             if left < 0:
                 raise ValueError(f"it unpacks to more than {allowance(path):,} bytes, far more than its size")
@@ -101,10 +129,22 @@ def npz_arrays(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> 
     return found
 
 
+def _check_index(path: Path) -> None:
+    """Refuse an archive with a long list of members, since zipfile reads the whole list."""
+    with path.open("rb") as stream:
+        stream.seek(max(path.stat().st_size - 42, 0))
+        end = stream.read()
+    # An archive without a comment ends in a record of 22 bytes; above 4 GiB another one stands before it.
+    if end[-22:-18] != b"PK\5\6" or end[-2:] != b"\0\0" or end[:4] == b"PK\6\7":
+        raise ValueError("it is no archive as NumPy writes it")
+    if int.from_bytes(end[-10:-6], "little") > PIECE:
+        raise ValueError("it has too many members")
+
+
 def npy(stream: Any) -> NumpyArray:
-    """Return the array of an .npy file, its numbers in the order of bytes that this machine has."""
+    """Return the array of an .npy file, in the byte order of the machine."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd heads
+        warnings.simplefilter("ignore")  # about unusual headers
         try:
             found = np.load(stream, allow_pickle=False)
         except ValueError as error:

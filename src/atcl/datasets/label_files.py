@@ -1,10 +1,13 @@
-"""Numbers from the files that people have: .npy, .npz, .csv, .txt, .json, and the releases of CLImage; nothing in them is executed."""
+"""Tables of numbers from files: .npy, .npz, .csv, .txt, .json, and the releases of CLImage.
+
+Nothing in a file is executed, and no file can request a table that is far larger than itself.
+"""
 
 import csv
 import json
 import math
 from array import array as compact
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,21 +18,32 @@ from atcl.core.errors import AtclError, one_line
 from atcl.datasets import readers
 from atcl.datasets.readers import NumpyArray
 
-# A million images with four labels, and where they are packed, more.
+# The most cells of a table: enough for a million images with four labels, and more for each byte of the file.
 CELLS, CELLS_FOR_BYTE = 4 * 2**20, 4
-EMPTY, EMPTY_FOR_CELL = 2**20, 8  # cells that rows of different lengths may leave empty, and more for each that is given
+# The same for a table whose rows have different lengths, and more for each cell that is given.
+PADDED, PADDED_FOR_CELL = 2**21, 2
+LINE_LENGTH = 2**20  # the most characters of a line of text
 
-Reader = Callable[[Path, Sequence[str]], Any]  # a file, and the names under which the table may lie in it
+Reader = Callable[[Path, Sequence[str]], Any]  # a file, the names that the table may have in it -> the table
 
 
 def numbers(path: Path, names: Sequence[str], formats: Mapping[str, Reader]) -> NumpyArray:
-    """Return a table (n, m) of float64 from a file in one of the formats, NaN where a cell is empty."""
+    """Return a table (n, m) of float64 from a file, NaN where a cell is empty.
+
+    Args:
+        path: the file.
+        names: the names that the table may have in a file with several; the first is in messages.
+        formats: readers by the suffix of the file.
+
+    Raises:
+        AtclError: the file does not exist, has another format, or is not a table of numbers.
+    """
     read = formats.get(path.suffix.lower())
     if read is None:
         raise AtclError(f"{path} ends in none of {', '.join(formats)}: store it as one of them")
     if not path.is_file():
         raise AtclError(
-            f"{path} is not there, or no file: give the path of one, from the folder you are in or from the root"
+            f"{path} does not exist, or is not a file: give a path, absolute or from the current folder"
         )
     try:
         return _checked(read(path, names), path.stat().st_size)
@@ -55,23 +69,32 @@ def _array(path: Path, names: Sequence[str]) -> Any:
 
 
 def _json(path: Path, names: Sequence[str]) -> Any:
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     return _padded(found[_name(list(found), names)] if isinstance(found, dict) else found)
 
 
 def _text(path: Path, names: Sequence[str]) -> NumpyArray:
-    with path.open() as stream:
+    with path.open(encoding="utf-8") as stream:
         commas = any("," in line for line in stream)
-    with path.open(newline="") as stream:
-        rows = csv.reader(stream) if commas else (line.split() for line in stream)
+    with path.open(encoding="utf-8", newline="") as stream:
+        lines = map(_of_a_table, stream)
+        rows = csv.reader(lines) if commas else (line.split() for line in lines)
         first = next(rows, [])
         if all(_is_number(cell) for cell in first):
             return _padded(_numbers(row) for row in chain([first], rows))
-        # other columns may hold the truth, so a heading says which are meant
-        chosen = [column for column, title in enumerate(first) if any(title.strip().startswith(name.rstrip("s")) for name in names)]
+        # other columns may hold true labels, so columns are chosen by their titles
+        starts = tuple(name.rstrip("s") for name in names)
+        chosen = [column for column, title in enumerate(first) if title.strip().startswith(starts)]
         if not chosen:
             raise ValueError(f"it has a heading, but none of its columns is called {names[0]}")
-        return _padded(_numbers([row[column] if column < len(row) else "" for column in chosen]) for row in rows)
+        kept = ([row[column] if column < len(row) else "" for column in chosen] for row in rows)
+        return _padded(_numbers(row) for row in kept)
+
+
+def _of_a_table(line: str) -> str:
+    if len(line) > LINE_LENGTH:
+        raise ValueError(f"it has a line of more than {LINE_LENGTH:,} characters")
+    return line
 
 
 def _numbers(row: Sequence[str]) -> list[float | None]:
@@ -83,7 +106,7 @@ def _release(path: Path, names: Sequence[str]) -> Any:
 
 
 def _name(found: Sequence[str], names: Sequence[str]) -> str:
-    """Return which of the names is there, or the only one that is, unless that is known to be the truth."""
+    """Return the first of the names in the file, or the only array in it, unless this holds true labels."""
     known = [name for name in names if name in found] or [
         name for name in found if len(found) == 1 and name != "ord_labels"
     ]
@@ -93,7 +116,7 @@ def _name(found: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _padded(rows: Any) -> NumpyArray:
-    """Return rows of different lengths, or single numbers, as one table, NaN where a row has ended."""
+    """Return rows of different lengths, or single numbers, as a table, NaN where a row is shorter."""
     if isinstance(rows, np.ndarray):
         return rows
     if isinstance(rows, str | bytes | dict):
@@ -101,11 +124,12 @@ def _padded(rows: Any) -> NumpyArray:
     cells, lengths = compact("d"), compact("q")
     for place, row in enumerate(rows):
         before = len(cells)
-        cells.extend(_cell(cell, place) for cell in (row if isinstance(row, list | tuple | np.ndarray) else (row,)))
+        several = isinstance(row, list | tuple | np.ndarray)
+        cells.extend(_cell(cell, place) for cell in (row if several else (row,)))
         lengths.append(len(cells) - before)
     width = max(lengths, default=0)
-    if width * len(lengths) > EMPTY + EMPTY_FOR_CELL * len(cells):
-        raise ValueError(f"its rows differ too much in length: {len(lengths)} of them, {len(cells)} cells, one row with {width}")
+    if width * len(lengths) > PADDED + PADDED_FOR_CELL * len(cells):
+        raise ValueError(f"its {len(lengths)} rows have {len(cells)} cells together, and one of them {width}")
     given = np.arange(width) < np.frombuffer(lengths, np.int64)[:, None]
     table = np.full(given.shape, np.nan)
     table[given] = np.frombuffer(cells)
@@ -121,9 +145,10 @@ def _cell(cell: Any, place: int) -> float:
 
 
 def _shown(cell: Any) -> str:
-    """Return a cell as a message shows it: one line, of a cell as large as it may be."""
-    plain = isinstance(cell, str | bool | bytes)
-    return one_line(repr(cell[:60] if isinstance(cell, str | bytes) else cell), 60) if plain else f"a {type(cell).__name__}"
+    """Return a cell, however large, as a short text for a message."""
+    if isinstance(cell, str | bytes):
+        return one_line(repr(cell[:60]), 60)
+    return repr(cell) if isinstance(cell, bool) else f"a {type(cell).__name__}"
 
 
 def _is_number(cell: str) -> bool:

@@ -1,4 +1,7 @@
-"""From true labels, or from a file, to candidates: the only module that turns truth into training labels."""
+"""Sources of training labels: drawn from the true labels or read from a file; `LABELS` names them.
+
+No other module makes training labels from true labels.
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +20,12 @@ from atcl.losses import uniform_transition
 
 @dataclass(frozen=True)
 class Ordinary:
-    """The true class is the sole candidate: the oracle."""
+    """The true class is the only candidate, for training with ordinary labels.
+
+    Examples:
+        >>> Ordinary()(torch.tensor([1]), 3, Generator())
+        tensor([[False,  True, False]])
+    """
 
     single = False
 
@@ -25,25 +33,33 @@ class Ordinary:
         return torch.nn.functional.one_hot(true, classes).bool()
 
     def check(self, classes: int) -> None:
-        """Any number of classes will do."""
+        """Accept any number of classes."""
 
     def shares(self, classes: int) -> Tensor:
         """Return (K, K): p(class j is ruled out | true class i)."""
         return 1 - torch.eye(classes, dtype=torch.float64)
 
     def declared(self, classes: int) -> Tensor | None:
-        """Return the transition matrix that training is told: none."""
+        """Return the transition matrix for training: None."""
         return None
 
 
 @dataclass(frozen=True)
 class Complementary:
-    """`number` different classes ruled out, each set of wrong classes with the same probability."""
+    """A number of different classes ruled out, each set of wrong classes with the same probability.
+
+    Raises:
+        AtclError: `wrong` is not in [0, 1].
+
+    Examples:
+        >>> Complementary(2)(torch.tensor([0, 1]), 4, Generator()).sum(1)
+        tensor([2, 2])
+    """
 
     number: int = 1
     """how many classes are ruled out for each image"""
     wrong: float = 0.0
-    """share of the images for which the true class is one of those ruled out; training is not told"""
+    """share of images for which the true class is among those ruled out; training does not use this number"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.wrong <= 1:
@@ -61,67 +77,79 @@ class Complementary:
         return _rule_out_first(true, classes, torch.full_like(true, self.number), self.wrong, rng)
 
     def check(self, classes: int) -> None:
-        """Refuse to rule out no class, or the true one with the others."""
+        """Refuse numbers of labels that leave no wrong class ruled out, or no candidate."""
         if not 1 <= self.number < classes:
             raise AtclError(
-                f"{self.number} complementary labels cannot be drawn among {classes} classes: give 1 to {classes - 1}"
+                f"{self.number} complementary labels cannot be drawn among {classes} classes: "
+                f"give 1 to {classes - 1}"
             )
 
     def shares(self, classes: int) -> Tensor:
         """Return (K, K): p(class j is ruled out | true class i)."""
-        return (self.number - self.wrong) * uniform_transition(classes).double() + self.wrong * torch.eye(
-            classes, dtype=torch.float64
-        )
+        wrong = self.wrong * torch.eye(classes, dtype=torch.float64)
+        return (self.number - self.wrong) * uniform_transition(classes).double() + wrong
 
     def declared(self, classes: int) -> Tensor | None:
-        """Return the transition matrix that training is told: none, which stands for uniform without noise."""
+        """Return the transition matrix for training: None, the uniform one without wrong labels."""
         return None
 
 
 @dataclass(frozen=True)
 class RandomSets:
-    """A random set of wrong classes ruled out, as in the experiments with multiple complementary labels."""
+    """A random set of wrong classes ruled out, as in experiments with multiple complementary labels.
+
+    Examples:
+        >>> bool(RandomSets()(torch.tensor([2, 0]), 4, Generator())[0, 2])
+        True
+    """
 
     single = False
 
     def __call__(self, true: Tensor, classes: int, rng: Generator) -> Tensor:
-        # Paper: "following Feng et al.", C(K-1, s) / (2^(K-1) - 1); official code: C(K, s) / (2^K - 2), whose numbers are the published ones.
+        # Paper: "following Feng et al.", p(s labels) = C(K-1, s) / (2^(K-1) - 1);
+        # official code: C(K, s) / (2^K - 2), from which the published numbers come.
         share = torch.tensor([math.comb(classes, size) for size in range(1, classes)], dtype=torch.float64)
         size = 1 + torch.multinomial(share, len(true), replacement=True, generator=rng)
         return _rule_out_first(true, classes, size, 0.0, rng)
 
     def check(self, classes: int) -> None:
-        """Any number of classes will do."""
+        """Accept any number of classes."""
 
     def shares(self, classes: int) -> Tensor:
         """Return (K, K): p(class j is ruled out | true class i); a set has K / 2 classes on average."""
         return classes / 2 * uniform_transition(classes).double()
 
     def declared(self, classes: int) -> Tensor | None:
-        """Return the transition matrix that training is told: none."""
+        """Return the transition matrix for training: None."""
         return None
 
 
 @dataclass(frozen=True)
 class Biased:
-    """One complementary label from a transition matrix, which the data then carry: FORWARD is corrected by it."""
+    """One complementary label, drawn by a transition matrix; FORWARD uses the same matrix.
+
+    Examples:
+        >>> Biased("weak")(torch.tensor([0, 1]), 10, Generator()).sum(1)
+        tensor([9, 9])
+    """
 
     matrix: str = "strong"
-    """weak, strong, clcifar10, or the path of a .npy, .json, .csv or .txt file with K rows of K numbers, row = true class"""
+    """weak, strong, clcifar10, or the path of a .npy, .json, .csv or .txt file with K rows of K numbers, one
+    row for each true class"""
     matrix_seed: int = LIBCLL_SEED
-    """what the random part of weak and strong follows from, whatever the seed of the run"""
+    """seed of the random part of weak and strong, which does not depend on the seed of the run"""
 
     single = True
 
     def __call__(self, true: Tensor, classes: int, rng: Generator) -> Tensor:
         bounds = self.shares(classes).cumsum(1)
-        bounds = bounds / bounds[:, -1:]  # the last is 1 exactly, so that no draw lies above it
+        bounds = bounds / bounds[:, -1:]  # the last bound is exactly 1, so that no draw exceeds it
         drawn = torch.rand(len(true), 1, generator=rng, dtype=torch.float64)
         label = (bounds[true] <= drawn).sum(1, keepdim=True)  # (n, 1)
         return torch.ones(len(true), classes, dtype=torch.bool).scatter(1, label, False)
 
     def check(self, classes: int) -> None:
-        """Refuse a matrix that is not there, or not for so many classes."""
+        """Refuse a matrix that does not exist, or has another number of classes."""
         self.shares(classes)
 
     def shares(self, classes: int) -> Tensor:
@@ -129,25 +157,34 @@ class Biased:
         return matrix(self.matrix, classes, self.matrix_seed)
 
     def declared(self, classes: int) -> Tensor | None:
-        """Return the transition matrix that training is told: the one that the labels are drawn from."""
+        """Return the transition matrix for training: the one that the labels are drawn from."""
         return self.shares(classes)
 
 
 @dataclass(frozen=True)
 class FromFile:
-    """Labels that someone gave, one or several for each image, in the order of the images; the truth is not looked at."""
+    """Complementary labels from a file, one or several for each image, in the order of the images.
+
+    Raises:
+        AtclError: `rounds` is negative.
+
+    Examples:
+        >>> FromFile("clcifar10.pkl", rounds=3).single
+        False
+    """
 
     path: str
     """a .npy, .npz, .csv, .txt or .json file, or a release of CLCIFAR or ACLCIFAR (.pkl)"""
     rounds: int = 1
-    """how many of an image's labels are used, from the first on; 0 uses all; repeated ones count once"""
+    """how many labels of each image are used, from the first on; 0 uses all; repeated labels count once"""
     matrix: str = ""
-    """a matrix as in Biased that FORWARD is corrected by; empty for the uniform one"""
+    """transition matrix for FORWARD, as in Biased; empty for the uniform one"""
 
     def __post_init__(self) -> None:
         if self.rounds < 0:
             raise AtclError(
-                f"rounds counts the labels used of each image, and 0 means all: {self.rounds} means nothing"
+                "rounds is the number of labels used of each image, where 0 means all; "
+                f"it cannot be {self.rounds}"
             )
 
     @property
@@ -156,17 +193,22 @@ class FromFile:
         return self.rounds == 1
 
     def read(self, n: int, classes: int) -> Tensor:
-        """Return candidates (n, K), or say which labels do not fit the images and classes."""
-        table = torch.from_numpy(
-            numbers(Path(self.path).expanduser(), ("cl_labels", "com_labels"), LABEL_FORMATS)
-        )  # (n, rounds), NaN: none given
+        """Return the candidates, (n, K) bool.
+
+        Raises:
+            AtclError: the file cannot be read, or its labels do not fit the images and classes.
+        """
+        found = numbers(Path(self.path).expanduser(), ("cl_labels", "com_labels"), LABEL_FORMATS)
+        table = torch.from_numpy(found)  # (n, rounds), NaN where an image has fewer labels
         if len(table) != n:
             raise AtclError(
-                f"{self.path} has labels for {len(table)} images, but there are {n}: the rows are the images, in their order"
+                f"{self.path} has labels for {len(table)} images, but there are {n}: "
+                "the rows are the images, in their order"
             )
         if self.rounds > table.shape[1]:
             raise AtclError(
-                f"{self.path} has {table.shape[1]} labels for an image, not {self.rounds}: lower rounds, or give 0 for all"
+                f"{self.path} has {table.shape[1]} labels for an image, not {self.rounds}: "
+                "lower rounds, or give 0 for all"
             )
         table = table[:, : self.rounds] if self.rounds else table
         given = ~table.isnan()
@@ -174,9 +216,10 @@ class FromFile:
         if bool(bad.any()):
             row = int(bad.any(1).int().argmax())
             raise AtclError(
-                f"{self.path}: image {row} has label {table[row][bad[row]][0]:g}, but the classes are the numbers 0 to {classes - 1}"
+                f"{self.path}: image {row} has label {table[row][bad[row]][0]:g}, "
+                f"but the classes are the numbers 0 to {classes - 1}"
             )
-        ruled_out = torch.zeros(n, classes + 1, dtype=torch.bool)  # the last column takes what was not given
+        ruled_out = torch.zeros(n, classes + 1, dtype=torch.bool)  # the last column is for missing labels
         ruled_out.scatter_(1, table.nan_to_num(nan=classes).long(), True)
         return self._checked(~ruled_out[:, :classes])
 
@@ -187,32 +230,35 @@ class FromFile:
             (candidates.shape[1], "no label", "give one, or leave them out with their images"),
         ):
             if bool((found := remaining == number).any()):
+                first = int(found.int().argmax())
                 raise AtclError(
-                    f"{self.path}: images with {what}: {int(found.sum())}, the first is number {int(found.int().argmax())}; {remedy}"
+                    f"{self.path}: images with {what}: {int(found.sum())}, "
+                    f"the first is number {first}; {remedy}"
                 )
         return candidates
 
     def check(self, classes: int) -> None:
-        """Refuse a file that is not there before anything is trained; its content is checked where it is read."""
+        """Refuse a file that does not exist, or a wrong matrix; `read` checks the labels."""
         if not Path(self.path).expanduser().is_file():
             raise AtclError(
-                f"the file of labels {self.path} is not there, or no file: give its path, from the folder you are in or from the root"
+                f"the file of labels {self.path} does not exist, or is not a file: "
+                "give its path, absolute or from the current folder"
             )
         self.declared(classes)
 
     def declared(self, classes: int) -> Tensor | None:
-        """Return the transition matrix that training is told: the one that was named, or none."""
+        """Return the transition matrix for training: the one that was named, or None."""
         return matrix(self.matrix, classes, LIBCLL_SEED) if self.matrix else None
 
 
 @dataclass(frozen=True)
 class Given:
-    """The labels came with the images: nothing is drawn or read, and nobody knows the truth."""
+    """Labels that the user gives together with the images; true labels are unknown."""
 
-    single = True  # maybe: where the labels are read it is seen
+    single = True  # not known yet: the loop checks it once the labels are there
 
     def check(self, classes: int) -> None:
-        """They are checked where they are read."""
+        """Accept any number of classes: labels are checked when they are read."""
 
 
 Drawn = Ordinary | Complementary | RandomSets | Biased
@@ -228,10 +274,26 @@ LABELS: dict[str, type[LabelSource]] = {
 
 
 def weaken(split: Split, source: LabelSource, seed: int) -> WeakData:
-    """Draw training labels for a split, or read them; the truth stays behind."""
+    """Return training data with complementary labels, and without the true labels.
+
+    Args:
+        split: the images and their true classes.
+        source: where the labels come from.
+        seed: labels that are drawn follow from it.
+
+    Raises:
+        AtclError: the source does not fit the split.
+
+    Examples:
+        >>> from atcl.datasets.truth import Truth
+        >>> split = Split(torch.rand(3, 1, 4, 4), Truth(torch.tensor([0, 1, 2]), classes=3))
+        >>> weaken(split, Complementary(), seed=0).candidates.sum(1)
+        tensor([2, 2, 2])
+    """
     if isinstance(source, Given):
         raise AtclError(
-            "these labels come with images of one's own: give a folder and its labels, or a Problem from Python"
+            "these labels come with images of your own: "
+            "give a folder and its labels, or a Problem from Python"
         )
     classes = split.truth.classes
     source.check(classes)
@@ -242,11 +304,18 @@ def weaken(split: Split, source: LabelSource, seed: int) -> WeakData:
 
 
 def _rule_out_first(true: Tensor, classes: int, number: Tensor, wrong: float, rng: Generator) -> Tensor:
-    """Rule out the first `number` classes of a random order in which the true one comes last or, at the rate `wrong`, first."""
+    """Return candidates (n, K): the first classes of a random order are ruled out.
+
+    Args:
+        true: (n,), the true classes, which are last in the order, except for wrong labels.
+        classes: K.
+        number: (n,), how many classes are ruled out.
+        wrong: the rate at which the true class is first in the order.
+        rng: what is drawn from.
+    """
     order = torch.rand(len(true), classes, generator=rng)
-    mistaken = (
-        torch.rand(len(true), 1, generator=rng) < wrong
-    )  # drawn last, so that the rest is the same at any rate
+    # drawn last, so that the other labels are the same at any rate
+    mistaken = torch.rand(len(true), 1, generator=rng) < wrong
     order = order.scatter(1, true[:, None], torch.where(mistaken, -1.0, 2.0))
     rank = order.argsort(1).argsort(1)
     return rank >= number[:, None]

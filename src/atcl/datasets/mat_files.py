@@ -1,25 +1,22 @@
-"""Numeric arrays from MATLAB's .mat files of level 5; all else in them is passed over unread."""
+"""Numeric arrays from MATLAB's .mat files of level 5; everything else in them is skipped."""
 
-# Not scipy.io.loadmat: it trusts the types that a file names, and a made-up one crashes the process.
+# Not scipy.io.loadmat: it trusts the types in a file, and an invalid one crashes the process.
 
 import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from atcl.datasets.archives import allowance
-
-NumpyArray = np.ndarray[Any, Any]
+from atcl.datasets.archives import AXES, NumpyArray, allowance
 
 HEAD = 128
 MATRIX, COMPRESSED = 14, 15
 STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-NUMERIC = range(6, 16)  # classes of arrays: double, single, and whole numbers of 8 to 64 bits
+NUMERIC_CLASSES = range(6, 16)  # classes of arrays: double, single, and whole numbers of 8 to 64 bits
 COMPLEX = 0x08
-AXES = 6
 
 
 class _Element(NamedTuple):
@@ -28,11 +25,15 @@ class _Element(NamedTuple):
 
 
 def arrays(path: Path, names: Sequence[str]) -> dict[str, NumpyArray]:
-    """Return the arrays of these names, in the types that they are stored in; a ValueError of one line says what is refused."""
+    """Return the arrays of these names, with their axes as in the file.
+
+    Raises:
+        ValueError: an array is missing or is no array of numbers, or the file is damaged.
+    """
     content = memoryview(path.read_bytes())
-    if len(content) < HEAD or content[126:128] not in (b"IM", b"MI"):
+    if len(content) < HEAD or content[126:128].tobytes() not in (b"IM", b"MI"):
         raise ValueError("it has no head of MATLAB's level 5")
-    order = "<" if content[126:128] == b"IM" else ">"
+    order = "<" if content[126:128].tobytes() == b"IM" else ">"
     found: dict[str, NumpyArray] = {}
     left = allowance(path)
     for element in _elements(content[HEAD:], order):
@@ -60,7 +61,7 @@ def _unpacked(content: memoryview, most: int) -> bytes:
 
 
 def _elements(content: memoryview, order: str) -> Iterator[_Element]:
-    """Return the elements one after another, each with a tag that tells its kind and its bytes."""
+    """Yield the elements; each begins with a tag, which holds its kind and its size."""
     place = 0
     while place < len(content):
         if len(content) - place < 8:
@@ -80,7 +81,7 @@ def _elements(content: memoryview, order: str) -> Iterator[_Element]:
 
 
 def _array(content: memoryview, order: str, names: Sequence[str]) -> tuple[str, NumpyArray | None]:
-    """Return the name of an array, and its numbers where it is one of those asked for."""
+    """Return the name of an array, and its numbers if the name is one of `names`."""
     parts = _elements(content, order)
     flags, sides, called = (_numbers(next(parts, _Element(0, content[:0])), order) for _ in range(3))
     if flags.dtype.kind != "u" or len(flags) != 2 or sides.dtype.kind != "i" or called.dtype.itemsize != 1:
@@ -88,7 +89,7 @@ def _array(content: memoryview, order: str, names: Sequence[str]) -> tuple[str, 
     name, shape = called.tobytes().decode("latin1"), tuple(map(int, sides))
     if name not in names:
         return name, None
-    if int(flags[0]) & 0xFF not in NUMERIC or int(flags[0]) >> 8 & COMPLEX:
+    if int(flags[0]) & 0xFF not in NUMERIC_CLASSES or int(flags[0]) >> 8 & COMPLEX:
         raise ValueError(f"{name} is no array of real numbers")
     numbers = _numbers(next(parts, _Element(0, content[:0])), order)
     if not 1 <= len(shape) <= AXES or min(shape) < 0 or math.prod(shape) != len(numbers):

@@ -1,4 +1,4 @@
-"""Transition matrices (K, K), row = true class, column = complementary label: named ones, and those in files."""
+"""Transition matrices (K, K), row = true class, column = complementary label: by name, or from a file."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,17 +11,25 @@ from torch import Tensor
 from atcl.core.errors import AtclError, nearest
 from atcl.datasets.label_files import MATRIX_FORMATS, numbers
 
-LIBCLL_SEED = 1126  # with it, weak and strong are the matrices that libcll draws by default for ten classes
+LIBCLL_SEED = 1126  # with this seed, weak and strong are the default matrices of libcll for ten classes
 
 
 def thirds(classes: int, seed: int, shares: tuple[float, float, float]) -> Tensor:
-    """Deal the wrong classes of each class at random into three groups, each with its share of the labels."""
+    """Return a matrix in which the wrong classes of each class form three random groups.
+
+    Args:
+        classes: K, at least 4.
+        seed: the groups follow from it.
+        shares: the probability of a label from each group.
+    """
     if classes < 4:
         raise AtclError(
-            f"weak and strong deal the wrong classes into three groups: {classes} classes are too few, use 4 or more"
+            "weak and strong divide the wrong classes into three groups: "
+            f"{classes} classes are too few, use 4 or more"
         )
     wrong = classes - 1
-    # libcll: ten classes only, three in each group; for others the groups are as equal as can be, the shares of the groups the same
+    # libcll: ten classes only, with three in each group.
+    # Ours: for other numbers the groups are as equal as possible, with the same shares.
     sizes = [(wrong + 2 - group) // 3 for group in range(3)]
     dealt = [shares[place % 3] / sizes[place % 3] for place in range(wrong)]
     rng = np.random.default_rng(seed)
@@ -33,12 +41,16 @@ def thirds(classes: int, seed: int, shares: tuple[float, float, float]) -> Tenso
 
 
 def clcifar10(classes: int, seed: int) -> Tensor:
-    """The labels that people gave to CIFAR-10: 3 to 6 % of them are wrong, as the diagonal says."""
+    """Return the frequencies of labels by people for CIFAR-10: 3 to 6 % are wrong, as the diagonal shows."""
     return from_file(Path(__file__).with_name("clcifar10.json"), classes)
 
 
 def from_file(path: Path, classes: int) -> Tensor:
-    """Read a transition matrix from a file, or say what is wrong with it."""
+    """Read a transition matrix from a file.
+
+    Raises:
+        AtclError: the file cannot be read, or is not a (K, K) matrix whose rows sum to 1.
+    """
     matrix = torch.from_numpy(numbers(path, ("T",), MATRIX_FORMATS))
     if matrix.shape != (classes, classes):
         raise AtclError(
@@ -53,7 +65,8 @@ def from_file(path: Path, classes: int) -> Tensor:
     if bool(off.any()):
         row = int(off.int().argmax())
         raise AtclError(
-            f"row {row} of {path} sums to {float(matrix[row].sum()):.6g}: it is the distribution of the labels of class {row}, so 1"
+            f"row {row} of {path} sums to {float(matrix[row].sum()):.6g}, not to 1: "
+            f"it is the distribution of the labels of class {row}"
         )
     return matrix / matrix.sum(1, keepdim=True)
 
@@ -66,7 +79,11 @@ MATRICES: dict[str, Callable[[int, int], Tensor]] = {
 
 
 def matrix(name: str, classes: int, seed: int) -> Tensor:
-    """Return a matrix (K, K) float64 by its name, or from the file of that path."""
+    """Return a matrix, (K, K) float64, by its name in `MATRICES` or from a file.
+
+    Raises:
+        AtclError: there is no such matrix or file, or it does not fit the number of classes.
+    """
     if name in MATRICES:
         return MATRICES[name](classes, seed)
     path = Path(name).expanduser()

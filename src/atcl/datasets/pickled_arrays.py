@@ -1,6 +1,6 @@
-"""What a pickle may name, for its numeric arrays: dtypes, arrays, numbers and bytes, made from plain values by functions of our own.
+"""The functions that a pickle may name, rewritten for plain values: dtypes, arrays, numbers and bytes.
 
-A dtype is a kind of number, with neither fields nor objects; an array lies in the bytes of the file and takes exactly those that are there.
+A dtype is a kind of number, without fields or objects; an array uses exactly the bytes given for it.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from atcl.core.errors import one_line
+from atcl.datasets.archives import AXES, NumpyArray
 
-Array = np.ndarray[Any, Any]
-
-NUMERIC = frozenset({"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"})
+NUMERIC_DTYPES = frozenset(
+    {"b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"}
+)
 ORDERS = frozenset("<>|=")
 REMEDY = "where you trust the file, open it in Python and store the arrays as .npz, or the labels as .csv"
-AXES = 6
 
 
 class Function(NamedTuple):
-    """One of the few functions and types that a pickle may name; one without a call is only ever an argument."""
+    """A function or type that a pickle may name; one without `call` may be an argument alone."""
 
     name: str
     call: Callable[[tuple[Any, ...]], Any] | None
@@ -29,7 +29,7 @@ class Function(NamedTuple):
 
 @dataclass(slots=True)
 class Kind:
-    """A dtype: what kind of number, then, by a BUILD, in which byte order."""
+    """A dtype: a kind of number, and its byte order, which a later BUILD sets."""
 
     code: str
     order: str = ""
@@ -42,26 +42,26 @@ class Kind:
 
 @dataclass(slots=True)
 class Blank:
-    """An array that a BUILD is yet to fill."""
+    """An array whose content a later BUILD sets."""
 
-    array: Array | None = None
+    array: NumpyArray | None = None
 
 
 def _dtype(arguments: tuple[Any, ...]) -> Kind:
     code = _text(arguments[0]) if arguments else ""
     if (
-        code not in NUMERIC
+        code not in NUMERIC_DTYPES
         or any(type(flag) not in (bool, int) for flag in arguments[1:])
         or len(arguments) > 3
     ):
         refuse(
-            f"it asks for numpy.dtype({short(repr(code[:60]))}), and arrays of plain numbers alone are read"
+            f"it asks for numpy.dtype({short(repr(code[:40]))}), and arrays of plain numbers alone are read"
         )
     return Kind(code)
 
 
 def order_of(state: tuple[Any, ...]) -> str:
-    """Return the byte order that a dtype's state tells, which for a number is all that it tells."""
+    """Return the byte order in the state of a dtype; for a number there is nothing else in it."""
     # (version, byte order, sub-array, names, fields, item size, alignment, flags)
     if any(type(part) not in (int, str, bytes, type(None)) for part in state):
         refuse("it has a dtype with parts, and arrays of plain numbers alone are read")
@@ -86,7 +86,7 @@ def _blank(arguments: tuple[Any, ...]) -> Blank:
     return Blank()
 
 
-def filling(state: tuple[Any, ...]) -> Array:
+def filling(state: tuple[Any, ...]) -> NumpyArray:
     """Return the array that a state describes."""
     # (version, shape, dtype, whether in Fortran's order, bytes)
     if len(state) != 5 or any(type(state[place]) not in (bool, int) for place in (0, 3)) or state[0] != 1:
@@ -94,7 +94,7 @@ def filling(state: tuple[Any, ...]) -> Array:
     return _array(state[4], state[2], state[1], "F" if state[3] else "C")
 
 
-def _from_buffer(arguments: tuple[Any, ...]) -> Array:
+def _from_buffer(arguments: tuple[Any, ...]) -> NumpyArray:
     if len(arguments) not in (4, 5):
         refuse("it makes an array in an unknown way")
     content, kind, shape, order, *axes = arguments
@@ -107,7 +107,7 @@ def _from_buffer(arguments: tuple[Any, ...]) -> Array:
     return _array(content, kind, shape, order)
 
 
-def _transposed(array: Array, axes: Any) -> Array:
+def _transposed(array: NumpyArray, axes: Any) -> NumpyArray:
     if (
         type(axes) is not tuple
         or any(type(axis) is not int for axis in axes)
@@ -125,7 +125,7 @@ def _scalar(arguments: tuple[Any, ...]) -> Any:
 
 
 def _encode(arguments: tuple[Any, ...]) -> bytes:
-    """Bytes as Python 3 writes them in protocols 0 to 2."""
+    """Return bytes, which Python 3 writes as encoded text in protocols 0 to 2."""
     if (
         len(arguments) != 2
         or type(arguments[0]) is not str
@@ -141,8 +141,8 @@ def _empty_bytes(arguments: tuple[Any, ...]) -> bytes:
     return b""
 
 
-def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
-    """Return an array that lies in the bytes of the file, all of which it takes."""
+def _array(content: Any, kind: Any, shape: Any, order: Any) -> NumpyArray:
+    """Return an array that uses all of the given bytes."""
     if type(content) is not bytes or type(kind) is not Kind:
         refuse("it has an array that is not made of bytes and a dtype")
     dtype = kind.dtype()
@@ -172,8 +172,8 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def filled(blank: Blank) -> Array:
-    """Return the array of a blank that is one by now."""
+def filled(blank: Blank) -> NumpyArray:
+    """Return the array of a blank, or refuse one without content."""
     if blank.array is None:
         refuse("it has an array without content")
     return blank.array
@@ -184,14 +184,22 @@ def _text(value: Any) -> str:
 
 
 def short(text: object) -> str:
-    """Return the beginning of what the file brought, in one printable line."""
+    """Return the beginning of a text from the file, as one printable line."""
     return one_line(text, most=60)
 
 
 class Refused(ValueError):
-    """One line that says what the pickle asks for, and how to come by the data all the same."""
+    """A pickle is refused; the message is one line with the reason and what to do instead."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; {REMEDY}")
+        self.what = what
+
+    def at(self, operation: str) -> "Refused":
+        """Return the same line with the name of the operation, where it lacks that."""
+        return self if operation in self.what else Refused(f"{self.what} (operation {operation})")
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise the line, with the remedy."""
-    raise Refused(f"{what}; {REMEDY}")
+    """Raise `Refused` with the reason and the remedy."""
+    raise Refused(what)

@@ -1,4 +1,7 @@
-"""Datasets with their truth: the embedded digits, and the paper's sets from official files, from `NAME.npz`, or from the network."""
+"""Datasets with true labels: the digits of scikit-learn, others from official files; `DATASETS` names them.
+
+They are read from a folder, from official files or from `NAME.npz`, and downloaded where they are missing.
+"""
 
 import os
 import sys
@@ -12,7 +15,7 @@ import pooch
 import torch
 from torch import Tensor
 
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, one_line
 from atcl.datasets import readers
 from atcl.datasets.downloads import Remote, download
 from atcl.datasets.readers import NumpyArray
@@ -21,14 +24,14 @@ from atcl.datasets.truth import Split, Truth
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a test split of images, with their truth."""
+    """A training and a test set of images, with their true labels."""
 
     train: Split
     test: Split
 
     @property
     def classes(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return self.train.truth.classes
 
     @property
@@ -40,17 +43,21 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Source:
-    """How a dataset's official files are called, verified and read."""
+    """A dataset with official files: their names, digests and reader."""
 
     name: str
-    npz: str  # the stem of a plain file with all four arrays
+    npz: str  # the name, without .npz, of a file that holds all four arrays
     remotes: tuple[Remote, ...]
     read: Callable[[Sequence[Path]], dict[str, NumpyArray]]
-    sizes: tuple[int, int]  # of the official training and test set
+    sizes: tuple[int, int]  # images of the official training and test set
     classes: int = 10
 
     def __call__(self, folder: Path | None = None) -> Dataset:
-        """Find the files in the folder of datasets, downloading them where they are not there, and read them."""
+        """Read the dataset from the folder of datasets, and download it first if it is not there.
+
+        Raises:
+            AtclError: a file is missing, damaged or not the official one.
+        """
         place = data_folder(folder)
         if (file := place / f"{self.npz}.npz").is_file():
             return _dataset(readers.npz(file), self.classes, file)
@@ -62,7 +69,8 @@ class Source:
         for remote, path in zip(self.remotes, found, strict=True):
             if path is None:
                 raise AtclError(
-                    f"{remote.path(place)} is missing, while other files of {self.name} are there: add it, or remove them"
+                    f"{remote.path(place)} is missing, while other files of {self.name} are there: "
+                    "add it, or remove them"
                 )
             remote.verify(path)
             paths.append(path)
@@ -70,14 +78,15 @@ class Source:
         sizes = len(arrays["x_train"]), len(arrays["x_test"])
         if sizes != self.sizes:
             raise AtclError(
-                f"{self.name} in {place} has {sizes} training and test images; the official files have {self.sizes}"
+                f"{self.name} in {place} has {sizes} training and test images; "
+                f"the official files have {self.sizes}"
             )
         return _dataset(arrays, self.classes, place)
 
     def _downloaded(self, place: Path) -> list[Path]:
         try:
             if os.environ.get("ATCL_OFFLINE"):
-                raise AtclError("$ATCL_OFFLINE forbids to download it")
+                raise AtclError("$ATCL_OFFLINE forbids a download")
             return [download(remote, place, say=partial(print, file=sys.stderr)) for remote in self.remotes]
         except AtclError as error:
             files = ", ".join(str(remote.path(Path())) for remote in self.remotes)
@@ -89,19 +98,24 @@ class Source:
 
 @dataclass(frozen=True)
 class Release:
-    """Images that were released together with complementary labels, in an order of their own, and the test set that belongs to them."""
+    """A dataset that was released with complementary labels, with its images in an order of its own."""
 
     file: str
-    images: int  # in the training set, as its authors say
+    images: int  # in the official training set
     classes: int
-    test: Callable[[Path], tuple[NumpyArray, NumpyArray]]
+    test: Callable[[Path], tuple[NumpyArray, NumpyArray]]  # reads the test set from the folder of datasets
 
     def __call__(self, folder: Path | None = None) -> Dataset:
-        """Read the images and their truth; the labels of the same file are read by `FromFile`."""
+        """Read the images and their true labels; `FromFile` reads the complementary labels of the file.
+
+        Raises:
+            AtclError: a file is missing or damaged.
+        """
         place = data_folder(folder)
         if not (path := place / self.file).is_file():
             raise AtclError(
-                f"{path} is not there: get {self.file} from its authors (docs/labels.md), and put it there or name a folder with --data-dir"
+                f"{path} is not there: get {self.file} from its authors (docs/labels.md), "
+                "and put it there or name a folder with --data-dir"
             )
         (x, y), (x_test, y_test) = readers.climage(path), self.test(place)
         if len(x) != self.images:
@@ -116,16 +130,15 @@ def data_folder(folder: Path | None = None) -> Path:
 
 
 def digits(folder: Path | None = None) -> Dataset:
-    """The 1,797 handwritten digits of 8x8 pixels that scikit-learn ships: 1,400 to train on, 397 to test."""
+    """The 1,797 handwritten digits of 8x8 pixels in scikit-learn: 1,400 to train on, 397 to test."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found.target))
     x = np.rint(found.images[order] * (255 / 16)).astype(np.uint8)
     y = found.target[order]
-    return _dataset(
-        {"x_train": x[:1400], "y_train": y[:1400], "x_test": x[1400:], "y_test": y[1400:]}, 10, Path("digits")
-    )
+    arrays = {"x_train": x[:1400], "y_train": y[:1400], "x_test": x[1400:], "y_test": y[1400:]}
+    return _dataset(arrays, 10, Path("digits"))
 
 
 def _read_idx(paths: Sequence[Path]) -> dict[str, NumpyArray]:
@@ -156,7 +169,7 @@ IDX = (
 
 
 def _idx_source(name: str, npz: str, addresses: tuple[str, ...], packed: str, content: str) -> Source:
-    # all sets of this family call their files alike, so each looks in a folder of its own name
+    # the files of all sets of this family have the same names, so each set has a folder
     digests = zip(IDX, packed.split(), content.split(), strict=True)
     remotes = tuple(
         Remote(f"{file}.gz", md5, addresses, under=name, unpacked=file, content=inside)
@@ -170,9 +183,8 @@ def _cifar_source(
 ) -> Source:
     addresses = ("https://www.cs.toronto.edu/~kriz/", "https://cave.cs.toronto.edu/kriz/")
     read = partial(_read_cifar, train=train, test=test, labels=labels)
-    return Source(
-        name, name, (Remote(file, md5, addresses, unpacked=folder),), read, (50_000, 10_000), classes
-    )
+    remote = Remote(file, md5, addresses, unpacked=folder)
+    return Source(name, name, (remote,), read, (50_000, 10_000), classes)
 
 
 _HOUSE_NUMBERS = ("http://ufldl.stanford.edu/housenumbers/",)
@@ -185,22 +197,28 @@ SOURCES: dict[str, Source] = {
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c",
-        "6bbc9ace898e44ae57da46a324031adb a25bea736e30d166cdddb491f175f624 2646ac647ad5339dbf082846283269ea 27ae3e4e09519cfbb04c329615203637",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873 d53e105ee54ea40749a09fcbcd1e9432 "
+        "9fb629c4189551a2d022fa330f9573f3 ec29112dd5afa0611ce80d1b7f02629c",
+        "6bbc9ace898e44ae57da46a324031adb a25bea736e30d166cdddb491f175f624 "
+        "2646ac647ad5339dbf082846283269ea 27ae3e4e09519cfbb04c329615203637",
     ),
     "kuzushiji": _idx_source(
         "kuzushiji",
         "kmnist",
         ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-        "bdb82020997e1d708af4cf47b453dcf7 e144d726b3acfaa3e44228e80efcd344 5c965bf0a639b31b8f53240b1b52f4d7 7320c461ea6c1c855c0b718fb2a4b134",
-        "92be26ec9822e900ac425d0a0aa84ced 949e75301f8813e0dc5800dcc320fc52 bf305b8cd328700fbc17f5acbc2856d2 9f55f451c0988b028eccdf7d5cc265ab",
+        "bdb82020997e1d708af4cf47b453dcf7 e144d726b3acfaa3e44228e80efcd344 "
+        "5c965bf0a639b31b8f53240b1b52f4d7 7320c461ea6c1c855c0b718fb2a4b134",
+        "92be26ec9822e900ac425d0a0aa84ced 949e75301f8813e0dc5800dcc320fc52 "
+        "bf305b8cd328700fbc17f5acbc2856d2 9f55f451c0988b028eccdf7d5cc265ab",
     ),
     "fashion": _idx_source(
         "fashion",
         "fashion",
         ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
-        "f4a8712d7a061bf5bd6d2ca38dc4d50a 9018921c3c673c538a1fc5bad174d6f9 8181f5470baa50b63fa0f6fddb340f0a 15d484375f8d13e6eb1aabb0c3f46965",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe "
+        "bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a 9018921c3c673c538a1fc5bad174d6f9 "
+        "8181f5470baa50b63fa0f6fddb340f0a 15d484375f8d13e6eb1aabb0c3f46965",
     ),
     "cifar10": _cifar_source(
         "cifar10",
@@ -250,45 +268,43 @@ def _released_test(place: Path, file: str) -> tuple[NumpyArray, NumpyArray]:
 
 
 _CIFAR10_TEST = partial(_cifar_test, name="cifar10", member="test_batch", labels="labels")
-_CIFAR20_TEST = partial(
-    _cifar_test, name="cifar100", member="test", labels="coarse_labels"
-)  # the 20 superclasses, in CIFAR-100's numbering
+# the 20 superclasses, as CIFAR-100 numbers them
+_CIFAR20_TEST = partial(_cifar_test, name="cifar100", member="test", labels="coarse_labels")
+_MICRO10_TEST = partial(_released_test, file="clmicro_imagenet10_test.pkl")
+_MICRO20_TEST = partial(_released_test, file="clmicro_imagenet20_test.pkl")
 
 RELEASES: dict[str, Release] = {
     "clcifar10": Release("clcifar10.pkl", 50_000, 10, _CIFAR10_TEST),
     "aclcifar10": Release("aclcifar10.pkl", 50_000, 10, _CIFAR10_TEST),
     "clcifar20": Release("clcifar20.pkl", 50_000, 20, _CIFAR20_TEST),
     "aclcifar20": Release("aclcifar20.pkl", 50_000, 20, _CIFAR20_TEST),
-    "clmicro_imagenet10": Release(
-        "clmicro_imagenet10_train.pkl", 5_000, 10, partial(_released_test, file="clmicro_imagenet10_test.pkl")
-    ),
-    "clmicro_imagenet20": Release(
-        "clmicro_imagenet20_train.pkl",
-        10_000,
-        20,
-        partial(_released_test, file="clmicro_imagenet20_test.pkl"),
-    ),
+    "clmicro_imagenet10": Release("clmicro_imagenet10_train.pkl", 5_000, 10, _MICRO10_TEST),
+    "clmicro_imagenet20": Release("clmicro_imagenet20_train.pkl", 10_000, 20, _MICRO20_TEST),
 }
 
 DATASETS: dict[str, Callable[[Path | None], Dataset]] = {"digits": digits, **SOURCES, **RELEASES}
 
 
 def _dataset(arrays: dict[str, NumpyArray], classes: int, place: Path) -> Dataset:
-    """Return checked arrays as splits; what is wrong with them is told with the place that they came from."""
+    """Return arrays as a dataset, after checks.
+
+    Raises:
+        AtclError: they do not fit; the message begins with `place`, where they come from.
+    """
     try:
         for name, array in arrays.items():
-            if name.startswith("y") and not (array.ndim == 1 and np.issubdtype(array.dtype, np.integer)):
+            if name.startswith("y") and not (array.ndim == 1 and array.dtype.kind in "iu"):
                 raise AtclError(
                     f"{name} holds one whole number for each image; got {array.dtype} of shape {array.shape}"
                 )
-            if name.startswith("x") and not (
-                array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))
-            ):
+            pictures = array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))
+            if name.startswith("x") and not pictures:
                 raise AtclError(f"{name} has the shape (n, H, W) or (n, H, W, channels); got {array.shape}")
-        if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
-            raise AtclError(
-                f"training and test images differ in shape: {arrays['x_train'].shape[1:]} and {arrays['x_test'].shape[1:]}"
-            )
+            if array.size == 0:
+                raise AtclError(f"{name} is empty: its shape is {array.shape}")
+        shapes = [arrays[f"x_{part}"].shape[1:] for part in ("train", "test")]
+        if shapes[0] != shapes[1]:
+            raise AtclError(f"training and test images differ in shape: {shapes[0]} and {shapes[1]}")
         train, test = (
             Split(
                 _images(arrays[f"x_{part}"]),
@@ -306,5 +322,5 @@ def _images(x: NumpyArray) -> Tensor:
     try:
         images = torch.from_numpy(np.ascontiguousarray(x))
     except TypeError:
-        raise AtclError(f"images must be numbers, not {x.dtype}") from None
+        raise AtclError(f"images must be numbers, not {one_line(x.dtype, 60)}") from None
     return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
