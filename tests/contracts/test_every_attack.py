@@ -1,6 +1,7 @@
 """Every norm, start and objective of the attack, and every attack of record, through the same checks."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ LABELS = split().truth.labels
 IMAGES = split().x.float() / 255
 EPSILON = 0.2
 
-CLIMBS: dict[str, Callable[[nn.Module], AttackLoss]] = {
+ATTACK_LOSSES: dict[str, Callable[[nn.Module], AttackLoss]] = {
     "cross-entropy": lambda model: lambda logits: F.cross_entropy(logits, LABELS),
     "margin": lambda model: cw_margin(LABELS),
     "divergence": lambda model: divergence(model(IMAGES)),
@@ -56,7 +57,7 @@ def test_stays_inside_the_ball_and_the_box(
         adv = pgd(
             model,
             IMAGES,
-            CLIMBS["cross-entropy"](model),
+            ATTACK_LOSSES["cross-entropy"](model),
             epsilon=epsilon,
             step_size=epsilon + 0.01,
             steps=steps,
@@ -69,10 +70,10 @@ def test_stays_inside_the_ball_and_the_box(
         assert adv.max() <= 1
 
 
-@pytest.mark.parametrize("attack_loss", CLIMBS)
+@pytest.mark.parametrize("attack_loss", ATTACK_LOSSES)
 @pytest.mark.parametrize("norm", NORMS)
-def test_what_it_climbs_rises(model: nn.Module, norm: str, attack_loss: str, rng: Generator) -> None:
-    objective = CLIMBS[attack_loss](model)
+def test_the_attack_raises_its_loss(model: nn.Module, norm: str, attack_loss: str, rng: Generator) -> None:
+    objective = ATTACK_LOSSES[attack_loss](model)
     epsilon = 0.1 if norm == "linf" else 0.5
     start = pgd(model, IMAGES, objective, epsilon=epsilon, step_size=epsilon / 4, steps=0, norm=norm, rng=rng)
     adv = pgd(
@@ -101,7 +102,7 @@ def test_leaves_mode_gradients_buffers_and_random_state_alone(
     pgd(
         model,
         IMAGES,
-        CLIMBS["margin"](model),
+        ATTACK_LOSSES["margin"](model),
         epsilon=EPSILON,
         step_size=EPSILON,
         steps=3,
@@ -144,7 +145,7 @@ def test_budget_may_be_a_number_or_a_tensor(model: nn.Module, norm: str) -> None
         return pgd(
             model,
             IMAGES,
-            CLIMBS["cross-entropy"](model),
+            ATTACK_LOSSES["cross-entropy"](model),
             epsilon=epsilon,
             step_size=step_size,
             steps=3,
@@ -180,10 +181,12 @@ def test_attack_of_record_breaks_a_naturally_trained_model(model: nn.Module, nam
 def test_images_that_are_no_floats_and_steps_below_zero_are_refused(model: nn.Module, rng: Generator) -> None:
     for x, steps in ((split().x, 1), (IMAGES, -1)):
         with pytest.raises(AtclError, match="at least 0 steps on images of floats"):
-            pgd(model, x, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=steps, rng=rng)
-    for wrong in ({"norm": "l3"}, {"start": "zero"}):
+            pgd(model, x, ATTACK_LOSSES["margin"](model), epsilon=0.1, step_size=0.1, steps=steps, rng=rng)
+    budget: Any = {"epsilon": 0.1, "step_size": 0.1, "steps": 1, "rng": rng}
+    wrong_names: list[dict[str, Any]] = [{"norm": "l3"}, {"start": "zero"}]
+    for wrong in wrong_names:
         with pytest.raises(AtclError, match="unknown"):
-            pgd(model, IMAGES, CLIMBS["margin"](model), epsilon=0.1, step_size=0.1, steps=1, rng=rng, **wrong)  # type: ignore[arg-type]
+            pgd(model, IMAGES, ATTACK_LOSSES["margin"](model), **budget, **wrong)
 
 
 def test_margin_stops_at_its_confidence() -> None:

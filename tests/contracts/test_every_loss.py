@@ -94,9 +94,8 @@ def test_sets_of_labels_and_single_candidates_are_finite_for_extreme_logits(name
 @pytest.mark.parametrize("name", SEVERAL)
 def test_loss_of_a_single_candidate_falls_when_it_becomes_likelier(name: str) -> None:
     sole = torch.eye(CLASSES, dtype=torch.bool)
-    assert LOSSES[name](sole.float(), Targets(sole)) < LOSSES[name](
-        torch.zeros(CLASSES, CLASSES), Targets(sole)
-    )
+    likely, unlikely = (LOSSES[name](logits, Targets(sole)) for logits in (sole.float(), 0.0 * sole))
+    assert likely < unlikely
 
 
 @pytest.mark.parametrize("name", sorted(set(SEVERAL) & set(BY_IMAGE)))
@@ -111,9 +110,7 @@ def test_images_with_different_numbers_of_labels_share_a_batch(name: str) -> Non
 def test_only_a_loss_by_class_is_not_a_mean_over_images(name: str) -> None:
     logits = torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(1))
     given = targets()
-    prior = (
-        torch.arange(1.0, CLASSES + 1) / 21
-    )  # not the batch's own, with which FREE would be a mean over images
+    prior = torch.arange(1.0, CLASSES + 1) / 21  # the batch's own would make FREE a mean over images
     together = LOSSES[name](logits, Targets(given.candidates, prior=prior))
     alone = torch.stack(
         [LOSSES[name](logits[i : i + 1], Targets(given.candidates[i : i + 1], prior=prior)) for i in range(8)]
@@ -136,16 +133,14 @@ def test_an_unbiased_estimate_averages_to_the_ordinary_loss_over_all_sets_of_wro
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_never_looks_at_its_numbers_to_choose_its_way(name: str) -> None:
+def test_no_loss_branches_on_the_values_of_its_tensors(name: str) -> None:
     given = targets()
     assert given.prior is not None
     guess = torch.zeros(8, dtype=torch.long, device="meta") if name in GUESSING else None
-    logits = torch.randn(
-        8, CLASSES, device="meta", requires_grad=True
-    )  # has no numbers: reading one would raise
-    loss = LOSSES[name](
-        logits, Targets(given.candidates.to("meta"), guess=guess, prior=given.prior.to("meta"))
-    )
+    # tensors on "meta" hold no values: reading one raises
+    logits = torch.randn(8, CLASSES, device="meta", requires_grad=True)
+    without_values = Targets(given.candidates.to("meta"), guess=guess, prior=given.prior.to("meta"))
+    loss = LOSSES[name](logits, without_values)
     loss.backward()
     assert loss.shape == ()
     assert logits.grad is not None
@@ -162,11 +157,11 @@ def test_arg_max_of_the_logits_decodes_uniform_labels() -> None:
     assert decode(logits.softmax(1) @ uniform_transition(CLASSES).double()).equal(predicted)  # FORWARD
 
 
-def test_the_page_of_losses_says_what_labels_each_takes() -> None:
+def test_the_page_of_losses_states_which_labels_each_takes() -> None:
     page = (Path(__file__).parents[2] / "docs/losses.md").read_text()
-    said = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M))
+    stated = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M))
     takes = {
         name: ("one" if loss.single else "several") + (", guess" if loss.guesses else "")
         for name, loss in LOSSES.items()
     }
-    assert said == takes
+    assert stated == takes

@@ -62,9 +62,8 @@ def test_small_cnn_begins_as_in_trades() -> None:
     for module in convolutions:
         assert module.bias is not None
         assert module.bias.abs().sum() == 0
-        assert float(module.weight.detach().std()) == pytest.approx(
-            (2 / (module.in_channels * 9)) ** 0.5, rel=0.15
-        )
+        deviation = (2 / (module.in_channels * 9)) ** 0.5
+        assert float(module.weight.detach().std()) == pytest.approx(deviation, rel=0.15)
     assert model(torch.rand(3, 1, 28, 28)).abs().sum() == 0  # the last layer starts at zero
 
 

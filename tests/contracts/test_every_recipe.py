@@ -1,11 +1,12 @@
-"""Every recipe in the dict: data that round-trips, a schedule for each epoch, settings that can be overridden."""
+"""Every recipe: data that round-trips, a schedule for each epoch, settings that can be overridden."""
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from atcl.cli.list import LISTED
+from atcl.cli.catalogue import LISTED
 from atcl.core.errors import AtclError
 from atcl.core.settings import digest, from_data, overridden, to_data
 from atcl.datasets.labels import Given, RandomSets
@@ -13,7 +14,8 @@ from atcl.datasets.sources import DATASETS, RELEASES
 from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
-from atcl.recipes.schema import KINDS, OWN
+from atcl.recipes.names import OWN
+from atcl.recipes.schema import KINDS
 from atcl.runs.execute import blind
 from atcl.training.schedules import Constant
 
@@ -38,7 +40,7 @@ def test_every_epoch_has_a_valid_phase(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_no_epoch_leans_on_pseudo_labels_that_know_nothing(name: str) -> None:
+def test_no_epoch_trains_on_pseudo_labels_that_were_never_updated(name: str) -> None:
     assert blind(recipe(name).stages) == []
 
 
@@ -55,9 +57,8 @@ def test_adversarial_recipes_end_at_the_full_budget_of_the_threat(name: str) -> 
 def test_every_method_exists_for_every_dataset_whose_labels_are_drawn() -> None:
     assert set(DEFAULTS) == {*DATASETS, OWN} - set(RELEASES)
     drawn = set(DATASETS) - set(RELEASES)
-    assert {name for name in RECIPES if not name.startswith("own/")} == {
-        f"{dataset}/{method}" for dataset in drawn for method in METHODS
-    }
+    expected = {f"{dataset}/{method}" for dataset in drawn for method in METHODS}
+    assert {name for name in RECIPES if not name.startswith("own/")} == expected
     assert set(LISTED["recipes"]) == set(RECIPES)
 
 
@@ -71,8 +72,10 @@ def test_overrides_change_what_they_name_and_nothing_else() -> None:
     changed = overridden(
         plain, ["--stages.0.strength.over", "7", "--labels.number", "3", "--stages.0.grow", "steps"], "test"
     )
-    stage = replace(plain.stages[0], strength=replace(plain.stages[0].strength, over=7), grow=("steps",))  # type: ignore[arg-type]
-    assert changed == replace(plain, labels=replace(plain.labels, number=3), stages=(stage,))  # type: ignore[arg-type]
+    strength: Any = plain.stages[0].strength
+    labels: Any = plain.labels
+    stage = replace(plain.stages[0], strength=replace(strength, over=7), grow=("steps",))
+    assert changed == replace(plain, labels=replace(labels, number=3), stages=(stage,))
     assert digest(changed) != digest(plain)
 
 
@@ -137,12 +140,12 @@ def test_the_one_use_of_test_truth_is_declared() -> None:
     ]
 
 
-def test_on_data_of_ones_own_no_recipe_asks_for_truth() -> None:
+def test_on_data_of_ones_own_no_recipe_requires_the_truth() -> None:
     own = {name.removeprefix("own/"): recipe(name) for name in RECIPES if name.startswith("own/")}
-    asking = {"oracle", "two-stage-test-teacher"} | {
+    requiring = {"oracle", "two-stage-test-teacher"} | {
         method for method in METHODS if method.endswith(("-mcl", "-rules"))
     }
-    assert set(METHODS) - set(own) == asking
+    assert set(METHODS) - set(own) == requiring
     for wanted in own.values():
         assert wanted.needs == {"held"}
         assert wanted.holdout > 0

@@ -1,13 +1,13 @@
-"""Every recipe but for its loss, killed at random moments and resumed: the same weights, memory and journal, bit for bit."""
+"""Every recipe, killed at random moments and resumed, ends with the same weights, memory and journal."""
 
 import json
-import multiprocessing
 import random
 import signal
 import time
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,24 +17,26 @@ from atcl.core.journal import Record
 from atcl.recipes.schema import Recipe
 from atcl.runs.start import train
 from atcl.training.schedules import Constant
+from atcl.training.stage import Stage
 from tests import tiny
+from tests.children import CONTEXT, FORKS, needs_fork_server
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load at its birth
+CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load
+
+
+def with_plain_loss(stage: Stage) -> Stage:
+    lr = Constant(1.0) if isinstance(stage.lr, Constant) else stage.lr
+    return replace(stage, objective=replace(cast(Any, stage.objective), loss="log"), lr=lr)
 
 
 def names() -> list[str]:
-    """The recipes that differ in more than the loss and its constant learning rate, neither of which a checkpoint holds."""
+    """Return the recipes that differ in more than the loss and its constant learning rate.
+
+    A checkpoint holds neither of the two.
+    """
     found: dict[str, Recipe] = {}
-    for name, wanted in tiny.RECIPES.items():
-        stages = (replace(stage, objective=replace(stage.objective, loss="log")) for stage in wanted.stages)
-        alike = replace(
-            wanted,
-            stages=tuple(
-                replace(stage, lr=Constant(1.0)) if isinstance(stage.lr, Constant) else stage
-                for stage in stages
-            ),
-        )
+    for name, wanted in tiny.ALL.items():
+        alike = replace(wanted, stages=tuple(map(with_plain_loss, wanted.stages)))
         if alike not in found.values():
             found[name] = alike
     return list(found)
@@ -48,7 +50,7 @@ def start(name: str, folder: Path) -> BaseProcess:
 
 def run(name: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    wanted = tiny.RECIPES[name]
+    wanted = tiny.ALL[name]
     train(
         wanted,
         name=name,
@@ -62,8 +64,9 @@ def run(name: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Start the server of child processes, so that the first measured run does not wait for PyTorch to load."""
-    finish(next(iter(tiny.RECIPES)), tmp_path_factory.mktemp("warm"))
+    """Start the server of child processes: the first measured run does not wait for PyTorch to load."""
+    if FORKS:
+        finish(next(iter(tiny.RECIPES)), tmp_path_factory.mktemp("warm"))
 
 
 def await_epoch(child: BaseProcess, journal: Path, epoch: int) -> None:
@@ -90,6 +93,7 @@ def outcome(folder: Path) -> tuple[list[Record], dict[str, torch.Tensor], bytes]
     )
 
 
+@needs_fork_server
 @pytest.mark.parametrize("name", names())
 def test_killed_at_random_moments_ends_the_same(name: str, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -112,4 +116,4 @@ def test_killed_at_random_moments_ends_the_same(name: str, tmp_path: Path) -> No
     assert all(torch.equal(state[key], state_again[key]) for key in state)
     assert model == model_again
     assert {key.split(".")[0] for key in state} >= {"model", "optimizer", "memory", "epoch", "stage"}
-    assert cut_short, "no kill came in time: the test has shown nothing"
+    assert cut_short, "no kill came in time: the test shows nothing"

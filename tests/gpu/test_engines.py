@@ -1,4 +1,7 @@
-"""Engines on a GPU: recorded steps draw, compute, resume and share the device as they should; without a GPU these tests skip."""
+"""Engines on a GPU: recorded steps draw, compute, resume and share the device as they should.
+
+Without a GPU these tests skip.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -30,7 +33,8 @@ from atcl.training.learner import Learner
 from atcl.training.loop import fit
 from atcl.training.stage import Stage
 from tests import tiny
-from tests.test_engines import KINDS, Odd, Summing, hold_parts, lived_in, said
+from tests.engine.test_attack_model import Odd, Summing, with_statistics
+from tests.engine.test_engines import KINDS, check_parts, compiled_or_fail
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,34 +55,28 @@ def _as_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_compiled_parts_do_what_is_written(name: str) -> None:
-    hold_parts(*KINDS[name], CUDA, said)
+    check_parts(*KINDS[name], CUDA, compiled_or_fail)
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str) -> None:
+def test_a_compiled_step_on_a_fused_attack_model_is_that_on_its_model(name: str) -> None:
     torch.manual_seed(0)
     shape = (1, 28, 28) if name == "small_cnn" else (3, 32, 32)
     model = MODELS[name](10, shape).to(CUDA).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.add_(0.02 * torch.randn_like(parameter))  # the last layer starts at zero
     x, labels = torch.rand(64, *shape, device=CUDA), torch.arange(64, device=CUDA) % 10
-    attack_model = AttackModel(model, settle=True)
-    assert attack_model.settled
+    attack_model = AttackModel(model, fuse=True)
+    assert attack_model.fused
+
+    def loss(logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="sum")
 
     def stepped(net: nn.Module, run: AttackStep) -> Tensor:
-        return run(
-            net,
-            x,
-            x,
-            lambda logits: F.cross_entropy(logits, labels, reduction="sum"),
-            0.3,
-            0.01,
-            NORMS["linf"],
-        )
+        return run(net, x, x, loss, 0.3, 0.01, NORMS["linf"])
 
-    assert (
-        stepped(attack_model, said(pgd_step)) == stepped(model, pgd_step)
-    ).float().mean() >= 0.98  # the sign amplifies rounding
+    same = stepped(attack_model, compiled_or_fail(pgd_step)) == stepped(model, pgd_step)
+    assert same.float().mean() >= 0.98  # the sign amplifies rounding
 
 
 @pytest.mark.parametrize(
@@ -86,13 +84,13 @@ def test_an_ascent_on_a_settled_and_compiled_twin_is_that_on_its_model(name: str
     [lambda: MODELS["resnet18"](10, (3, 17, 19)), lambda: MODELS["small_cnn"](10, (3, 17, 19)), Summing, Odd],
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_twin_of_fused_kernels_is_its_model(
+def test_an_attack_model_of_fused_kernels_is_its_model(
     build: Callable[[], nn.Module], layout: torch.memory_format
 ) -> None:
     torch.manual_seed(0)
-    model = lived_in(build()).to(CUDA)
-    attack_model = AttackModel(model, settle=True, compiles=False)
-    assert any(one.relu for one in attack_model.settled)
+    model = with_statistics(build()).to(CUDA)
+    attack_model = AttackModel(model, fuse=True, compiles=False)
+    assert any(one.relu for one in attack_model.fused)
     x = torch.rand(8, 3, 17, 19, device=CUDA).contiguous(memory_format=layout).requires_grad_()
     ours, theirs = attack_model(x), model(x)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
@@ -115,7 +113,7 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(
         stream: torch.cuda.Stream,
         rng: torch.Generator | None = None,
     ) -> None:
-        key, kind = (id(function), "look") if rng is None else (id(rng), "step")
+        key, kind = (id(function), "observation") if rng is None else (id(rng), "step")
         streams[engines[key]].add((kind, stream.cuda_stream))
         begin(self, function, given, stream, rng)
 
@@ -142,32 +140,30 @@ def test_what_runs_at_the_same_time_records_on_streams_of_its_own(
     train_together(specs, Execution("cuda", engine="captured", deterministic=True))
     used = {stream for one in streams.values() for _, stream in one}
     assert len(streams) == len(used) == 3
-    assert all(
-        sorted(kind for kind, _ in one) == ["look", "step"] for one in streams.values()
-    )  # each run both, on the stream that it works on
+    # each run records both on one stream
+    assert all(sorted(kind for kind, _ in one) == ["observation", "step"] for one in streams.values())
     assert not {torch.cuda.Stream().cuda_stream for _ in range(64)} & used  # those that evaluations record on
 
 
 def learnt(recipe: Recipe, stage: Stage, engine: Engine) -> tuple[Tensor, Tensor]:
-    """The weights after a stage, and where the generator stands."""
+    """Return the weights after a stage, trained and evaluated ones, and the state of its generator."""
     data = tiny.problem(recipe.labels).train.to(CUDA)
     torch.manual_seed(0)
     learner = Learner(tiny.TinyNet(), data, stage)
     fit(learner, data, stage, seed=0, engine=engine)
-    return torch.cat(
-        [tensor.flatten().float() for tensor in tensors_of(learner.model)]
-    ), learner.rng.get_state()
+    tensors = [*tensors_of(learner.model), *tensors_of(learner.refresh())]
+    weights = torch.cat([tensor.flatten().float() for tensor in tensors])
+    return weights, learner.rng.get_state()
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", tiny.ALL)
 def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     for stage in recipe.stages:
         if stage.teacher != "none":
             continue
-        longer = replace(
-            stage, precision=Precision(), epochs=max(stage.epochs, PLAIN + 3)
-        )  # so that the last batch is recorded too
+        # long enough for the last batch to be recorded too
+        longer = replace(stage, precision=Precision(), epochs=max(stage.epochs, PLAIN + 3))
         (plain, drawn), (recorded, drawn_too) = (
             learnt(recipe, longer, engine) for engine in (EAGER, RECORDED)
         )
@@ -175,14 +171,10 @@ def test_a_recorded_stage_draws_and_learns_the_same(name: str) -> None:
         torch.testing.assert_close(plain, recorded, rtol=1e-3, atol=1e-4)
 
 
-def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_evaluation_of_the_test_set_follows_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model, x, plays, play = (
-        tiny.TinyNet().to(CUDA).eval(),
-        tiny.split(20).x,
-        Counter[tuple[int, int]](),
-        StepGraph.play,
-    )
+    model, x = tiny.TinyNet().to(CUDA).eval(), tiny.split(20).x
+    plays, play = Counter[tuple[int, int]](), StepGraph.play
     with torch.no_grad():
         test = Split(x, Truth(model(as_float(x.to(CUDA))).argmax(1).cpu(), tiny.CLASSES))
 
@@ -202,7 +194,7 @@ def test_a_recorded_look_at_the_test_set_follows_the_model(monkeypatch: pytest.M
             for parameter in model.parameters():
                 parameter.add_(0.03 * torch.randn(parameter.shape).to(CUDA))  # the same everywhere
         attack_model.follow()
-        found = [look.attacked(look.natural()).tolist() for look in (quick, plain)]
+        found = [one.attacked(one.natural()).tolist() for one in (quick, plain)]
         assert found[0] == found[1]
         seen.add(tuple(found[1]))
     assert len(seen) > 1
@@ -236,7 +228,7 @@ def test_a_recorded_step_is_really_replayed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_precision_trains_in_a_compiled_recorded_engine(
     name: str, kinds: tuple[str, str], tmp_path: Path
 ) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     precision = Precision(*kinds)  # type: ignore[arg-type]
     recipe = replace(recipe, stages=tuple(replace(stage, precision=precision) for stage in recipe.stages))
     watcher = Listener()
@@ -244,25 +236,26 @@ def test_each_precision_trains_in_a_compiled_recorded_engine(
     run = train(
         recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, watcher=watcher, execution=execution
     )
-    assert run.result["engine"]["name"] == "captured"
-    assert run.result["engine"]["peak_gpu_bytes"] > 0
-    assert watcher.heard == []  # nothing failed to compile
+    use = run.result.engine
+    assert use
+    assert use.name == "captured"
+    assert use.peak_gpu_bytes
+    assert watcher.messages == []  # nothing failed to compile
 
 
 class Listener(Watcher):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def notify(self, text: str) -> None:
-        self.heard.append(text)
+        self.messages.append(text)
 
 
 def weights(folder: Path) -> Tensor:
     from safetensors.torch import load_file
 
-    return torch.cat(
-        [tensor.flatten().float() for _, tensor in sorted(load_file(folder / "model.safetensors").items())]
-    )
+    tensors = sorted(load_file(folder / "model.safetensors").items())
+    return torch.cat([tensor.flatten().float() for _, tensor in tensors])
 
 
 def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None:
@@ -284,7 +277,7 @@ def test_models_trained_together_are_those_trained_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["cifar10/warmup-pla", "digits/warmup-pla-k"])
 def test_a_deterministic_run_that_was_stopped_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     recipe = replace(recipe, stages=tuple(replace(stage, epochs=8) for stage in recipe.stages))
     problem = tiny.problem(recipe.labels)
 
@@ -315,8 +308,8 @@ def test_a_deterministic_run_that_was_stopped_ends_with_the_same_bits(name: str,
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
 
 
-class Looking(nn.Module):
-    """A model that looks at a value on the host."""
+class Waiting(nn.Module):
+    """A model that waits for a value on the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,17 +321,18 @@ class Looking(nn.Module):
 
 
 def test_a_model_that_waits_is_not_recorded_and_trains_all_the_same(tmp_path: Path) -> None:
-    assert waits(Looking().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
+    assert waits(Waiting().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     assert not waits(tiny.TinyNet().to(CUDA), torch.rand(2, *tiny.SHAPE, device=CUDA))
     recipe = tiny.RECIPES["digits/oracle"]
     run = train(
         recipe,
         out=tmp_path,
         problem=tiny.problem(recipe.labels),
-        build=Looking,
+        build=Waiting,
         execution=Execution(device="cuda"),
     )
-    assert run.result["engine"]["name"] == "eager"
+    assert run.result.engine
+    assert run.result.engine.name == "eager"
 
 
 def test_images_in_the_hosts_memory_are_not_recorded() -> None:
@@ -346,9 +340,8 @@ def test_images_in_the_hosts_memory_are_not_recorded() -> None:
     problem: Problem = tiny.problem(recipe.labels)
     data = problem.train.to(CUDA, room=0)
     run = Run(Path("nowhere"), "", 0, recipe, 10, tiny.SHAPE)
-    assert [
-        _waits(run, replace(problem, train=one), tiny.TinyNet) for one in (data, problem.train.to(CUDA))
-    ] == [True, False]
+    problems = [replace(problem, train=one) for one in (data, problem.train.to(CUDA))]
+    assert [_waits(run, one, tiny.TinyNet) for one in problems] == [True, False]
     (stage,) = recipe.stages
     learner = Learner(tiny.TinyNet(), data, stage)
     before = [parameter.clone() for parameter in learner.model.parameters()]

@@ -27,11 +27,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", tiny.ALL)
 def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(
     name: str, tmp_path: Path
 ) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     problem = tiny.problem(recipe.labels)
     run = train(
         recipe, seed=1, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=Execution(device="cuda")
@@ -39,7 +39,7 @@ def test_every_recipe_trains_on_the_gpu_and_its_checkpoint_loads_on_the_cpu(
     assert len(run.journal) == sum(stage.epochs for stage in recipe.stages)
     assert run.model("cpu", build=tiny.TinyNet)(torch.rand(2, *tiny.SHAPE)).isfinite().all()
     measured = run.evaluate(["natural"], device="cpu", test=problem.test, build=tiny.TinyNet)
-    assert measured["natural"].correct == run.result["metrics"]["natural"]["correct"]
+    assert measured["natural"].correct == run.result.metrics["natural"].correct
 
 
 def unsynchronised(step: Step) -> Step:
@@ -70,9 +70,9 @@ def test_positive_control_a_step_that_waits_is_caught() -> None:
         waits(torch.ones(2, device="cuda"), 0, False)
 
 
-@pytest.mark.parametrize("name", tiny.RECIPES)
+@pytest.mark.parametrize("name", tiny.ALL)
 def test_a_step_never_waits_for_the_gpu(name: str) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     for stage in recipe.stages:
         labels = Ordinary() if stage.teacher != "none" else recipe.labels
         data = tiny.problem(labels).train.to(torch.device("cuda"))
@@ -124,7 +124,7 @@ def test_a_stopped_run_goes_on_and_ends_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10/warmup-pla", "digits/two-stage"])
 def test_images_too_many_for_the_gpu_wait_in_pinned_memory_and_train_the_same(name: str) -> None:
-    recipe = tiny.RECIPES[name]
+    recipe = tiny.ALL[name]
     (first, *_) = recipe.stages
     torch.backends.cudnn.deterministic = True
     weights = []
@@ -137,8 +137,7 @@ def test_images_too_many_for_the_gpu_wait_in_pinned_memory_and_train_the_same(na
         fit(learner, data, first, seed=0)
         assert relabel(data, learner.model).candidates.is_cuda
         assert judge(learner.model, data, recipe.threat)["robust"].images == len(data)
-        assert estimated_transition(
-            data, tiny.TinyNet, seed=0, stage=Stage(1, 8, Adam(), Constant(1e-3))
-        ).is_cuda
+        short = Stage(1, 8, Adam(), Constant(1e-3))
+        assert estimated_transition(data, tiny.TinyNet, seed=0, stage=short).is_cuda
         weights.append(torch.cat([parameter.flatten() for parameter in learner.model.parameters()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)

@@ -1,4 +1,7 @@
-"""Onlookers on a GPU: what they record is what they would see without recordings; without a GPU these tests skip."""
+"""Observers on a GPU: they record the same numbers with and without CUDA graphs.
+
+Without a GPU these tests skip.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -26,12 +29,12 @@ pytestmark = [
     "name",
     ["digits/warmup-pla", "digits/direct-forward", "digits/trades", "cifar10/oracle", "digits/warmup-pla-k"],
 )
-def test_recorded_looks_see_what_plain_ones_see(
+def test_recorded_observations_find_what_plain_ones_find(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two looks are plain; weights, attack and gamma of those that follow are others than were recorded."""
+    """The first two are plain; later ones have other weights, attacks and gamma than were recorded."""
     recipe = tiny.changing(tiny.RECIPES[name])
-    plays: Counter[int] = Counter()  # by how many tensors they are given
+    plays: Counter[int] = Counter()  # by the number of tensors that a graph receives
 
     def counted(self: StepGraph, *given: Tensor) -> Tensor:
         plays[len(given)] += 1
@@ -43,12 +46,10 @@ def test_recorded_looks_see_what_plain_ones_see(
         if way == "plain":
             assert plays[3] > 0  # PGD20 on test images
             assert plays[4] > 0  # attacks
-            assert (
-                sum(plays[number] for number in plays if number > 4) > 0
-            )  # gradients; a step is given its index alone
-            monkeypatch.setattr(
-                observing, "ObserverContext", lambda *parts: ObserverContext(*parts[:-1])
-            )  # each look runs its own work
+            # gradients; a step receives its index alone
+            assert sum(plays[number] for number in plays if number > 4) > 0
+            # without an engine that records
+            monkeypatch.setattr(observing, "ObserverContext", lambda *parts: ObserverContext(*parts[:-1]))
         execution = Execution(device="cuda", deterministic=True, observing=Observers(tuple(OBSERVATIONS), 1))
         problem = tiny.problem(recipe.labels)
         run = train(recipe, out=tmp_path / way, problem=problem, build=tiny.TinyNet, execution=execution)

@@ -1,4 +1,4 @@
-"""A model replayed from CUDA graphs answers as the model itself, for every size, in any order."""
+"""A model replayed from CUDA graphs gives the logits of the model itself, for every size, in any order."""
 
 import warnings
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atcl.datasets.truth import Split, Truth
-from atcl.engine import replayed_model as acceleration
+from atcl.engine import replayed_model
 from atcl.engine.attack_model import AttackModel
 from atcl.engine.replayed_model import Replayed, activation_bytes, replayed, sizes
 from atcl.evaluation.attacks import ATTACKS
@@ -46,34 +46,33 @@ def gradient(net: nn.Module, x: Tensor) -> Tensor:
 def test_logits_and_gradients_are_the_models_own_for_every_size(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acceleration, "OFTEN", 1)
+    monkeypatch.setattr(replayed_model, "OFTEN", 1)
     net = model(name)
     quick = Replayed(net, 100)
-    for n in (100, 1, 33, 99, 48, 49, 100, 7, 101):  # the last is too many, and goes the plain way
+    for n in (100, 1, 33, 99, 48, 49, 100, 7, 101):  # the last is too many: the model itself computes it
         x = torch.rand(n, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
         ours, theirs = gradient(quick, x), gradient(net, x)
-        assert (
-            float((ours - theirs).norm() / theirs.norm()) < 2e-2
-        )  # a unit that another kernel rounds across zero turns its part on or off
+        # a unit that another kernel rounds across zero turns its part on or off
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-2
         with torch.no_grad():
             torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
-    assert {size for _, size, *_ in quick.recordings} == {32, 40, 56, 100} < {*sizes(100)}
+    assert {size for _, size, *_ in quick.graphs} == {32, 40, 56, 100} < {*sizes(100)}
 
 
-def test_a_size_that_is_seldom_asked_for_is_served_by_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceleration, "OFTEN", 3)
+def test_a_graph_of_a_larger_size_serves_a_rare_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed_model, "OFTEN", 3)
     net = model()
     quick, kept = Replayed(net, 100), []
     for n in (70, 33, 20, 100, 33, 33, 33):
         x = torch.rand(n, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x), rtol=1e-3, atol=1e-4)
-        kept.append(sorted(size for _, size, *_ in quick.recordings))
+        kept.append(sorted(size for _, size, *_ in quick.graphs))
     assert kept == [[72], [72], [72], [72, 100], [72, 100], [40, 72, 100], [40, 72, 100]]
 
 
 def test_what_serves_a_batch_does_not_depend_on_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceleration, "OFTEN", 3)
+    monkeypatch.setattr(replayed_model, "OFTEN", 3)
     quick = Replayed(model(), 100)
     played: list[list[int]] = []
     for before in ([], [40, 40, 40, 40, 72, 72, 72, 100]):
@@ -82,7 +81,7 @@ def test_what_serves_a_batch_does_not_depend_on_what_came_before(monkeypatch: py
         quick.begin()
         sizes_now = []
         for n in (100, 40, 40, 40, 40):
-            found = quick._recording(torch.rand(n, 1, 28, 28, device="cuda"))
+            found = quick._graph_for(torch.rand(n, 1, 28, 28, device="cuda"))
             assert found is not None
             sizes_now.append(len(found.x))
         played.append(sizes_now)
@@ -96,7 +95,7 @@ def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     net = model(name)
-    attack_model = AttackModel(net, settle=True, compiles=False)
+    attack_model = AttackModel(net, fuse=True, compiles=False)
     x = torch.rand(64, 1, 28, 28, device="cuda").contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         for _ in range(3):
@@ -107,15 +106,15 @@ def test_fused_kernels_read_nothing_of_the_memory_that_they_write_to(
 
 def test_normalisations_go_into_the_convolutions_of_what_is_recorded() -> None:
     quick = Replayed(model("resnet18"), 64)
-    with torch.no_grad():  # as AutoAttack asks first
+    with torch.no_grad():  # as AutoAttack begins
         quick(torch.rand(8, 1, 28, 28, device="cuda"))
-    assert quick.recordings
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.folded["fp32"].modules())
+    assert quick.graphs
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.fused["fp32"].modules())
     assert any(isinstance(module, nn.BatchNorm2d) for module in quick.model.modules())
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18", "preact_resnet18", "mlp"])
-def test_recordings_in_fp16_answer_as_the_model_does(name: str) -> None:
+def test_graphs_in_fp16_give_the_logits_of_the_model(name: str) -> None:
     net = model(name)
     quick = Replayed(net, 64, half=True)
     for n in (64, 20, 64):
@@ -124,45 +123,41 @@ def test_recordings_in_fp16_answer_as_the_model_does(name: str) -> None:
         ours, theirs = gradient(quick, x), gradient(net, x)
         assert float((ours - theirs).norm() / theirs.norm()) < 0.2
         assert not quick.strayed(quick(x), net(x))
-    assert quick.kind == (
-        "fp32" if name == "mlp" else "fp16"
-    )  # without a convolution nothing would be gained
-    assert {kind for kind, *_ in quick.recordings} == {quick.kind}
+    assert quick.kind == ("fp32" if name == "mlp" else "fp16")  # fp16 speeds up convolutions alone
+    assert {kind for kind, *_ in quick.graphs} == {quick.kind}
 
 
 def test_gradients_through_fp16_may_be_of_any_length() -> None:
     quick = Replayed(model("resnet18"), 64, half=True)
-    x, lengths = (
-        torch.rand(20, 1, 28, 28, device="cuda").requires_grad_(),
-        torch.logspace(-30, 12, 20, device="cuda"),
-    )
+    x = torch.rand(20, 1, 28, 28, device="cuda").requires_grad_()
+    lengths = torch.logspace(-30, 12, 20, device="cuda")
     plain, scaled = (
         torch.autograd.grad((factor * quick(x).logsumexp(1)).sum(), x)[0] for factor in (1, lengths)
     )
     apart = (scaled / lengths.view(-1, 1, 1, 1) - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)
     assert float(apart.max()) < 0.05
     assert quick.kind == "fp16"
-    assert not bool(quick.tapes["fp16"].overflow)
+    assert not bool(quick.pools["fp16"].overflow)
 
 
-@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("in_gradient", [False, True])
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
-def test_what_fp16_cannot_hold_is_noticed_and_goes_on_in_fp32(name: str, backward_weight: bool) -> None:
-    class Steep(nn.Module):  # logits that are small, with gradients that are not
+def test_an_overflow_of_fp16_is_noticed_and_the_batch_goes_on_in_fp32(name: str, in_gradient: bool) -> None:
+    class Steep(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = model(name)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = (
-                self.inner(torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)) if backward_weight else self.inner(x)
-            )
+            if in_gradient:  # logits stay small where gradients do not
+                x = torch.where(x > 1, (x - 1.5) * 1e6 + 0.5, x)
+            out: Tensor = self.inner(x)
             return out
 
     net = Steep().requires_grad_(False)
     quick = Replayed(net, 64, half=True)
     x = torch.rand(20, 1, 28, 28, device="cuda")
-    odd = torch.where(torch.rand_like(x) < 0.5, 1.5, x) if backward_weight else 1e5 * x
+    odd = torch.where(torch.rand_like(x) < 0.5, 1.5, x) if in_gradient else 1e5 * x
     for _ in range(2):  # each batch anew
         quick.begin()
         gradient(quick, x)
@@ -172,7 +167,7 @@ def test_what_fp16_cannot_hold_is_noticed_and_goes_on_in_fp32(name: str, backwar
         gradient(quick, x)  # it is not forgotten meanwhile
         assert quick.strayed(quick(x), net(x))
         torch.testing.assert_close(quick(odd), net(odd), rtol=2e-3, atol=1e-3 * float(net(odd).abs().max()))
-    assert {kind for kind, *_ in quick.recordings} == {"fp16", "fp32"}
+    assert {kind for kind, *_ in quick.graphs} == {"fp16", "fp32"}
 
 
 def test_weights_for_which_fp16_is_too_narrow_are_recorded_in_fp32() -> None:
@@ -188,11 +183,12 @@ def test_weights_for_which_fp16_is_too_narrow_are_recorded_in_fp32() -> None:
     assert quick.kind == "fp32"  # once is enough
 
 
-def test_autoattack_looks_at_fp16_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autoattack_uses_fp16_and_its_result_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = ATTACKS["autoattack"]
-    monkeypatch.setitem(
-        ATTACKS, "autoattack", replace(whole, passes={"apgd-ce": whole.passes["apgd-ce"]})
-    )  # Square's 5,000 queries take a minute
+    # Square's 5,000 queries take a minute
+    monkeypatch.setitem(ATTACKS, "autoattack", replace(whole, passes={"apgd-ce": whole.passes["apgd-ce"]}))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     net = model("resnet18")
     x = torch.rand(100, 1, 28, 28)
@@ -217,7 +213,7 @@ def test_autoattack_takes_as_many_images_at_a_time_as_there_is_room_for() -> Non
 
 
 @pytest.mark.parametrize("others", [40, 64, 10])
-def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch(others: int) -> None:
+def test_a_gradient_taken_late_or_twice_is_that_of_its_own_batch(others: int) -> None:
     net = model()
     quick = Replayed(net, 64)
     one, two = (torch.rand(rows, 1, 28, 28, device="cuda").requires_grad_() for rows in (40, others))
@@ -231,8 +227,8 @@ def test_a_gradient_asked_for_late_or_twice_is_that_of_its_own_batch(others: int
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_model_that_cannot_be_recorded_is_asked_itself(half: bool) -> None:
-    class Looks(nn.Module):
+def test_a_model_that_cannot_be_recorded_is_used_itself(half: bool) -> None:
+    class Waiting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = model()
@@ -241,14 +237,14 @@ def test_a_model_that_cannot_be_recorded_is_asked_itself(half: bool) -> None:
             out: Tensor = self.inner(x) * (2 if float(x.detach().sum()) > 0 else 1)
             return out
 
-    net = Looks()
+    net = Waiting()
     with replayed(net, 64, half) as quick:
         x = torch.rand(5, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x))
     assert torch.rand(3, device="cuda").isfinite().all()  # the device goes on
 
 
-def test_a_model_that_cannot_be_copied_is_asked_itself() -> None:
+def test_a_model_that_cannot_be_copied_is_used_itself() -> None:
     with warnings.catch_warnings(action="ignore"):  # the older form of this norm is on its way out
         net = nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(9, 3))).cuda()
     with replayed(net, 8) as quick:
@@ -266,7 +262,7 @@ def test_parameters_are_left_as_they_were_and_numbers_agree() -> None:
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_model_whose_rows_look_at_each_other_is_asked_itself(half: bool) -> None:
+def test_a_model_that_mixes_the_images_of_a_batch_is_used_itself(half: bool) -> None:
     class Mixing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,4 +277,4 @@ def test_a_model_whose_rows_look_at_each_other_is_asked_itself(half: bool) -> No
     for rows in (20, 50, 20):
         x = torch.rand(rows, 1, 28, 28, device="cuda")
         torch.testing.assert_close(quick(x), net(x))
-    assert not quick.recordings
+    assert not quick.graphs

@@ -14,9 +14,8 @@ FULL = Budget(epsilon=0.3, step_size=0.01, steps=40)
 def test_warm_up_and_pla_are_the_papers_scheduler(epoch: int) -> None:
     """T(a, e - E_i, E_s) of Eq. eq_eps with E_i = 10, E_s = 50, and zero or full weight before."""
     e = max(epoch - 10, 0)
-    assert CosineRise(0.3, over=50, after=10)(epoch) == pytest.approx(
-        0.3 / 2 * (1 - math.cos(min(e / 50, 1) * math.pi)), abs=1e-12
-    )
+    expected = 0.3 / 2 * (1 - math.cos(min(e / 50, 1) * math.pi))
+    assert CosineRise(0.3, over=50, after=10)(epoch) == pytest.approx(expected, abs=1e-12)
     assert LinearFall(1.0, over=50, after=10)(epoch) == pytest.approx(1 - min(e / 50, 1), abs=1e-12)
 
 
@@ -26,9 +25,8 @@ def test_a_schedule_over_no_epochs_is_a_jump() -> None:
 
 
 def test_step_decay_rises_then_falls() -> None:
-    assert [StepDecay(0.1, at=(4, 6), rise=2)(epoch) for epoch in range(1, 8)] == pytest.approx(
-        [0.05, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
-    )
+    rates = [StepDecay(0.1, at=(4, 6), rise=2)(epoch) for epoch in range(1, 8)]
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     assert Constant(3.0)(99) == 3.0
 
 

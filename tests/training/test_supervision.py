@@ -36,9 +36,8 @@ def test_a_guess_is_always_a_candidate() -> None:
 
 def test_memory_learns_in_its_epochs_alone() -> None:
     data = weaken(tiny.split(), Complementary(), 0)
-    stage = Stage(
-        6, 8, Adam(), tiny.RECIPES["digits/oracle"].stages[0].lr, supervision=PseudoLabels(first=3, last=4)
-    )
+    lr = tiny.RECIPES["digits/oracle"].stages[0].lr
+    stage = Stage(6, 8, Adam(), lr, supervision=PseudoLabels(first=3, last=4))
     learner = Learner(tiny.TinyNet(), data, stage)
     seen = [learner.memory.clone()]
     fit(learner, data, stage, seed=0, observers=[lambda snapshot: seen.append(snapshot.memory)])
@@ -46,13 +45,12 @@ def test_memory_learns_in_its_epochs_alone() -> None:
     assert changed == [False, False, True, True, False, False]
 
 
-def test_memory_looks_at_natural_images_in_eval_mode_before_the_attack() -> None:
-    """One step on the whole set: what is remembered is the softmax of the first, untouched model, without dropout."""
+def test_memory_keeps_predictions_for_natural_images_in_eval_mode_before_the_attack() -> None:
+    """One step on the whole set: the memory receives the softmax of the untouched model, without dropout."""
     data = weaken(tiny.split(), Complementary(), 0)
     stage = tiny.RECIPES["digits/pseudo-labels-rapid"].stages[0]
-    (alone,) = (
-        Stage(1, 20, stage.optimizer, stage.lr, budget=stage.budget, supervision=PseudoLabels(beta=0.5)),
-    )
+    supervision = PseudoLabels(beta=0.5)
+    alone = Stage(1, 20, stage.optimizer, stage.lr, budget=stage.budget, supervision=supervision)
     torch.manual_seed(0)
     model = tiny.TinyNet()
     learner = Learner(model, data, alone)
@@ -60,9 +58,8 @@ def test_memory_looks_at_natural_images_in_eval_mode_before_the_attack() -> None
         first = model.eval()(data.x.float() / 255).softmax(1)
     model.train()
     fit(learner, data, alone, seed=0)
-    torch.testing.assert_close(
-        learner.memory, remembered(blank_memory(data.candidates), first, data.candidates, 0.5)
-    )
+    expected = remembered(blank_memory(data.candidates), first, data.candidates, 0.5)
+    torch.testing.assert_close(learner.memory, expected)
 
 
 def test_relabelling_takes_the_arg_max_over_all_classes_even_one_ruled_out() -> None:

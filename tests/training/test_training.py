@@ -70,14 +70,11 @@ def test_an_observer_cannot_change_the_run(data: WeakData) -> None:
 
     stage = tiny.RECIPES["digits/warmup-pla"].stages[0]
     assert same(trained(stage, data), trained(stage, data, observers=[meddle]))
-    relabelled = [
-        relabel(data, trained(stage, data, observers=observers).refresh()).candidates
-        for observers in ([], [meddle])
-    ]
-    assert torch.equal(*relabelled)
+    learners = [trained(stage, data, observers=observers) for observers in ([], [meddle])]
+    assert torch.equal(*(relabel(data, learner.refresh()).candidates for learner in learners))
 
 
-def test_an_engine_wraps_the_step_and_the_loop_does_not_know(data: WeakData) -> None:
+def test_an_engine_may_wrap_the_step_of_the_loop(data: WeakData) -> None:
     calls: list[tuple[int, int, bool]] = []
 
     class Counting(Engine):
@@ -92,7 +89,7 @@ def test_an_engine_wraps_the_step_and_the_loop_does_not_know(data: WeakData) -> 
     assert calls == [(8, 2, False), (8, 2, False), (4, 2, False)] * 3
 
 
-def test_the_loss_falls_and_training_teaches(data: WeakData) -> None:
+def test_the_loss_falls_and_the_model_learns(data: WeakData) -> None:
     oracle = weaken(tiny.split(), Ordinary(), 0)
     losses: list[float] = []
     stage = Stage(30, 8, Adam(), Constant(0.01))
@@ -138,14 +135,7 @@ def test_a_loss_that_is_not_finite_stops_with_one_line(data: WeakData) -> None:
 
 def test_weights_that_are_not_finite_never_reach_an_observer(data: WeakData) -> None:
     seen: list[int] = []
-    wild = replace(
-        STAGE,
-        lr=Constant(1e30),
-        batch_size=20,
-        epochs=1,
-        budget=Budget(),
-        optimizer=Sgd(momentum=0, weight_decay=1e30),
-    )
+    wild = Stage(1, 20, Sgd(momentum=0, weight_decay=1e30), Constant(1e30), budget=Budget())
     with pytest.raises(AtclError, match="no longer finite"):
         trained(wild, data, observers=[lambda snapshot: seen.append(snapshot.phase.epoch)])
     assert not seen
@@ -160,9 +150,8 @@ def test_losses_for_one_label_refuse_several() -> None:
 
 def test_losses_without_pseudo_labels_refuse_them_and_name_those_that_take_them() -> None:
     for name in (name for name, loss in LOSSES.items() if not loss.guesses):
-        with pytest.raises(
-            AtclError, match=r"no form with pseudo-labels: use one of scl_nl, scl_exp, exp, log$"
-        ):
+        message = r"no form with pseudo-labels: use one of scl_nl, scl_exp, exp, log$"
+        with pytest.raises(AtclError, match=message):
             replace(STAGE, objective=MinMax(name), supervision=PseudoLabels())
 
 
@@ -177,11 +166,8 @@ def test_forward_uses_the_transition_matrix_of_the_data(data: WeakData) -> None:
     biased = torch.full((5, 5), 0.1).fill_diagonal_(0)
     biased += torch.diag(torch.full((4,), 0.6), 1) + torch.diag(torch.full((1,), 0.6), -4)
     stage = replace(STAGE, objective=MinMax("forward"))
-    uniform, skewed = (
-        trained(stage, data),
-        trained(stage, replace(data, transition=biased / biased.sum(1, keepdim=True))),
-    )
-    assert not same(uniform, skewed)
+    skewed = replace(data, transition=biased / biased.sum(1, keepdim=True))
+    assert not same(trained(stage, data), trained(stage, skewed))
 
 
 def test_trades_adds_the_divergence_to_the_loss_of_the_clean_images() -> None:

@@ -65,17 +65,15 @@ def test_the_estimate_is_far_nearer_to_the_matrix_than_the_uniform_one(biased: B
 
 
 def test_uniform_labels_are_found_to_be_uniform() -> None:
-    assert (
-        error(estimated_transition(weak(Complementary()), build, seed=0, stage=STAGE), Complementary()) < 0.01
-    )
+    estimate = estimated_transition(weak(Complementary()), build, seed=0, stage=STAGE)
+    assert error(estimate, Complementary()) < 0.01
 
 
 def test_wrong_labels_show_on_the_diagonal_where_they_are_allowed() -> None:
     data = weak(Complementary(wrong=0.05))
     estimate = estimated_transition(data, build, seed=0, stage=STAGE, noisy=True)
-    assert (
-        0.02 < float(estimate.diagonal().mean()) < 0.15
-    )  # too high rather than too low: what the models cannot tell apart counts as noise
+    # too high rather than too low: classes that the models cannot separate count as noise
+    assert 0.02 < float(estimate.diagonal().mean()) < 0.15
     assert estimated_transition(data, build, seed=0, stage=STAGE).diagonal().eq(0).all()
 
 
@@ -89,7 +87,7 @@ def test_the_estimate_follows_from_the_seed_alone_and_fits_the_data(biased: Bias
     replace(data, transition=one)
 
 
-def test_no_image_is_predicted_by_a_model_that_saw_its_label() -> None:
+def test_no_image_is_predicted_by_a_model_trained_on_its_label() -> None:
     data = weak(Complementary(), 40)
     plain = crossed(data, build, STAGE, seed=0)
     half = torch.randperm(40, generator=Generator().manual_seed(0)).chunk(2)[0]

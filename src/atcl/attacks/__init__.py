@@ -1,1 +1,1 @@
-"""Adversarial perturbations: `pgd.pgd` is the one ascent; norms, starts, and what an attack may do (`threat`)."""
+"""Adversarial perturbations: the attack (`pgd`), its norms and starts (`norms`), its settings (`threat`)."""

@@ -1,4 +1,4 @@
-"""Norms and starts of an attack: a random point of the ball, the steepest direction, the way back into the ball."""
+"""Norms and starts of an attack; `NORMS` and `STARTS` name them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,14 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-Start = Callable[
-    [Tensor, "Tensor | float", "Norm", Generator], Tensor
-]  # x, epsilon, norm, rng -> where the ascent begins
+# images, epsilon, norm, generator -> the images that the attack starts from
+Start = Callable[[Tensor, "Tensor | float", "Norm", Generator], Tensor]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """What a norm supplies: a random point of the ball, the steepest direction, the way back into the ball."""
+    """The three operations that an attack needs in a norm.
+
+    Args:
+        sample: draws a random point of the ball around zero.
+        direction: returns the direction of steepest ascent for a gradient.
+        project: projects a perturbation onto the ball around zero.
+    """
 
     sample: Callable[[Tensor, Tensor | float, Generator], Tensor]
     direction: Callable[[Tensor], Tensor]
@@ -31,7 +36,7 @@ def _sample_l2(x: Tensor, epsilon: Tensor | float, rng: Generator) -> Tensor:
 
 
 def _project_linf(delta: Tensor, epsilon: Tensor | float) -> Tensor:
-    if not isinstance(epsilon, Tensor):  # a number stays one: to copy it to a GPU would make the host wait
+    if not isinstance(epsilon, Tensor):  # as a tensor it would be copied to the GPU, and the host would wait
         return delta.clamp(-epsilon, epsilon)
     bound = epsilon.to(delta.dtype)
     return delta.clamp(-bound, bound)
@@ -42,12 +47,17 @@ def _project_l2(delta: Tensor, epsilon: Tensor | float) -> Tensor:
 
 
 def _length(delta: Tensor) -> Tensor:
-    # the floor keeps a zero gradient a zero direction instead of NaN
+    # the minimum turns a zero gradient into a zero direction instead of NaN
     return _per_image(delta.flatten(1).norm(dim=1).clamp(min=1e-12), delta)
 
 
 def _per_image(value: Tensor, like: Tensor) -> Tensor:
     return value.view(-1, *[1] * (like.ndim - 1))
+
+
+def _gaussian(x: Tensor, epsilon: Tensor | float, norm: Norm, rng: Generator) -> Tensor:
+    """Return the images with a little Gaussian noise, where TRADES starts its attack."""
+    return x + 0.001 * torch.randn(x.shape, generator=rng, device=x.device)
 
 
 NORMS: dict[str, Norm] = {
@@ -58,8 +68,6 @@ NORMS: dict[str, Norm] = {
 
 STARTS: dict[str, Start] = {
     "uniform": lambda x, epsilon, norm, rng: x + norm.sample(x, epsilon, rng),
-    "gaussian": lambda x, epsilon, norm, rng: (
-        x + 0.001 * torch.randn(x.shape, generator=rng, device=x.device)
-    ),  # TRADES
+    "gaussian": _gaussian,
     "natural": lambda x, epsilon, norm, rng: x,
 }

@@ -1,4 +1,4 @@
-"""What an attack may do: the budget of training, the threat of evaluation."""
+"""How strong an attack may be: the budget in training, the threat in evaluation."""
 
 import math
 from collections.abc import Sequence
@@ -12,34 +12,37 @@ GROWING = ("epsilon", "step_size", "steps")  # the parts of a budget that a warm
 
 @dataclass(frozen=True)
 class Budget:
-    """What an attack may do while training, and how it grows."""
+    """How strong the attack is in training; the default is no attack.
+
+    Raises:
+        AtclError: a number is negative or not finite, a name is unknown, or they contradict each other.
+
+    Examples:
+        >>> Budget(epsilon=0.2, step_size=0.05, steps=10).grown(0.5, ("epsilon", "steps"))
+        Budget(epsilon=0.1, step_size=0.05, steps=5, norm='linf', start='uniform')
+    """
 
     epsilon: float = 0.0
     """radius of the ball around each image"""
     step_size: float = 0.0
-    """length of one ascent"""
+    """length of one step"""
     steps: int = 0
-    """number of ascents; 0 trains on the natural images"""
+    """number of steps; 0 trains on the natural images"""
     norm: str = "linf"
     """linf or l2"""
     start: str = "uniform"
-    """uniform in the ball, gaussian (TRADES) or natural"""
+    """where the attack starts: uniform in the ball, gaussian around the image (TRADES), or natural"""
 
     def __post_init__(self) -> None:
-        if not (
-            self.epsilon >= 0
-            and self.step_size >= 0
-            and math.isfinite(self.epsilon)
-            and math.isfinite(self.step_size)
-        ):
-            raise AtclError(
-                f"epsilon and step_size must be numbers of at least 0 (epsilon {self.epsilon}, step_size {self.step_size})"
-            )
+        if not (0 <= self.epsilon < math.inf and 0 <= self.step_size < math.inf):
+            sizes = f"epsilon {self.epsilon}, step_size {self.step_size}"
+            raise AtclError(f"epsilon and step_size must be numbers of at least 0 ({sizes})")
         if self.steps < 0:
             raise AtclError(f"an attack takes at least 0 steps, not {self.steps}")
         if self.epsilon > 0 and self.steps == 0:
             raise AtclError(
-                f"epsilon is {self.epsilon} but the attack takes 0 steps: give steps, or epsilon 0 for natural training"
+                f"epsilon is {self.epsilon} but the attack takes 0 steps: "
+                "give steps, or epsilon 0 for natural training"
             )
         if self.steps > 0 and self.step_size == 0:
             raise AtclError(f"the attack takes {self.steps} steps of length 0: give a step_size")
@@ -47,7 +50,12 @@ class Budget:
         pick(STARTS, self.start, "start")
 
     def grown(self, strength: float, grow: Sequence[str]) -> "Budget":
-        """Return the budget with each part in `grow` at `strength` of its full size; at strength 0, no attack."""
+        """Return the budget at a part of its full strength.
+
+        Args:
+            strength: from 0, which is no attack, to 1.
+            grow: what is multiplied by the strength: `epsilon`, `step_size`, `steps`.
+        """
         if strength <= 0:
             return replace(self, epsilon=0.0, step_size=0.0, steps=0)
         return replace(
@@ -61,7 +69,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Threat:
-    """The adversary that a model is judged by."""
+    """How strong the attacks are that evaluate a model.
+
+    Raises:
+        AtclError: epsilon is negative, the step size is not positive, or the norm is unknown.
+
+    Examples:
+        >>> Threat(epsilon=8 / 255, step_size=2 / 255).norm
+        'linf'
+    """
 
     epsilon: float
     """radius of the ball around each image"""
@@ -72,7 +88,6 @@ class Threat:
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon < math.inf and 0 < self.step_size < math.inf):
-            raise AtclError(
-                f"a threat needs epsilon of at least 0 and a positive step_size (epsilon {self.epsilon}, step_size {self.step_size})"
-            )
+            sizes = f"epsilon {self.epsilon}, step_size {self.step_size}"
+            raise AtclError(f"a threat needs epsilon of at least 0 and a positive step_size ({sizes})")
         pick(NORMS, self.norm, "norm")

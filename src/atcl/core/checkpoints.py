@@ -5,7 +5,7 @@ The name of each file ends in a digest of its content, so that a damaged file is
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from atcl.core.errors import AtclError, one_line
+from atcl.core.errors import AtclError, Notify, one_line
 from atcl.core.files import sync_folder, write_whole
 
 KEPT = 2  # two checkpoints, so that one remains where the newest is damaged
@@ -72,13 +72,13 @@ class Writer:
         except Exception as error:
             if raised is None:
                 raise
-            # the error that ended the run stays the one that is raised
+            # the error that ended the run is the one to raise
             raised.add_note(f"its last checkpoint was not written: {error}")
         finally:
             self.pool.shutdown()
 
 
-def newest(folder: Path, notify: Callable[[str], None]) -> dict[str, Tensor] | None:
+def newest(folder: Path, notify: Notify) -> dict[str, Tensor] | None:
     """Return the newest checkpoint that is whole, or None where the folder holds none.
 
     Args:
@@ -107,7 +107,7 @@ def stored(folder: Path) -> list[Path]:
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
-    # each in memory of its own: safetensors refuses tensors that share it
+    # cloned, since safetensors refuses tensors that share memory
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     return safetensors.torch.save(own)
 
@@ -116,7 +116,7 @@ def from_bytes(content: bytes, path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, a format that cannot carry code."""
     try:
         return safetensors.torch.load(content)
-    except Exception as error:  # its head can ask for types that PyTorch lacks, and for sides beyond 64 bits
+    except Exception as error:  # its header can name types that PyTorch lacks, or sizes beyond 64 bits
         said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else error
         raise AtclError(f"{path} is not a whole safetensors file: {one_line(said)}") from error
 

@@ -21,9 +21,9 @@ class Held(AtclError):
     """Another process is writing to the folder."""
 
 
-ASKING = 0.5  # seconds that someone who merely asks whether a folder is held may hold it
+ASKING = 0.5  # seconds for which a process that only checks whether a folder is locked may lock it
 
-_LOCK = ".lock"  # the file of a held folder; it stays when the hold ends
+_LOCK = ".lock"  # the lock file of a folder; it stays when the lock is released
 _PART = re.compile(r"\..+\.\d+(-[0-9a-f]+)?\.part")
 
 
@@ -44,8 +44,8 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _replace(part: Path, path: Path) -> None:
-    """Put a file in the place of another."""
-    for _ in range(50 if sys.platform == "win32" else 0):  # there it fails while someone reads the other
+    """Replace a file by another one."""
+    for _ in range(50 if sys.platform == "win32" else 0):  # on Windows it fails while the file is read
         with suppress(PermissionError):
             os.replace(part, path)
             return
@@ -110,19 +110,19 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it against a second process.
+    """Make the folder and lock it against a second process within the block.
 
-    The hold ends with the block, or with the process, even where that is killed.
+    The lock ends with the process at the latest, even if that is killed.
 
     Raises:
-        Held: another process is writing to the folder; its number and its machine are named.
+        Held: another process is writing to the folder; the message has its number and its machine.
         AtclError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock_of(folder, on_acquired=_write_holder)
         try:
-            # whoever asks whether the folder is held has its lock for a moment: try for longer than that
+            # a process that checks whether the folder is locked has the lock for a moment: wait longer
             lock.acquire(timeout=ASKING, poll_interval=0.01)
         except Timeout:
             holder = f" ({words})" if (words := _read_holder(folder)) else ""
@@ -142,12 +142,12 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether some process, of any machine that shares the folder, is writing to it."""
-    if not (folder / _LOCK).exists():  # asking makes no folder
+    """Return whether a process, of any machine that shares the folder, is writing to it."""
+    if not (folder / _LOCK).exists():  # a lock would make the folder
         return False
     lock = _lock_of(folder)
     try:
-        lock.acquire(timeout=ASKING / 10, poll_interval=0.01)  # someone else may be asking at this moment
+        lock.acquire(timeout=ASKING / 10, poll_interval=0.01)  # another process may be checking, too
     except Timeout:
         return True
     except OSError:
@@ -157,19 +157,19 @@ def is_held(folder: Path) -> bool:
 
 
 def _lock_of(folder: Path, on_acquired: Callable[[int], None] | None = None) -> BaseFileLock:
-    """Return a lock of its own for each caller: two of one process exclude each other as two processes do."""
+    """Return a new lock: two locks of one process exclude each other as those of two processes do."""
     return FileLock(
         folder / _LOCK,
         thread_local=False,  # a generator may be closed by another thread than it was opened by
-        fallback_to_soft=False,  # such a lock would outlive a process that is killed
+        fallback_to_soft=False,  # a soft lock would outlive a process that is killed
         preserve_lock_file=True,
         on_acquired=on_acquired,
     )
 
 
 def _write_holder(descriptor: int) -> None:
-    """Write who holds a lock into its file."""
-    # The first byte is what is locked, and Windows lets no other process read a locked byte.
+    """Write the process and the machine that have a lock into its file."""
+    # The first byte is locked, and on Windows no other process can read a locked byte.
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.write(descriptor, f" {os.getpid()} on {socket.gethostname()}\n".encode(errors="replace"))
 
@@ -178,7 +178,7 @@ def _read_holder(folder: Path) -> str:
     try:
         with open(folder / _LOCK, "rb", buffering=0) as file:
             file.seek(1)
-            line, _, _ = file.read(1000).partition(b"\n")  # a longer line may have stood there before
+            line, _, _ = file.read(1000).partition(b"\n")  # after it may be the rest of an older, longer line
     except OSError:
         return ""
     return line.decode(errors="replace").strip()

@@ -30,7 +30,7 @@ def read(path: Path) -> list[Record]:
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         try:
             records.append(json.loads(line))
-        except (ValueError, RecursionError):  # no program of ours nests so deep
+        except (ValueError, RecursionError):  # RecursionError: nested deeper than any journal is
             break
     return records
 

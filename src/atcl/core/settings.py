@@ -108,7 +108,13 @@ def options(value: Any, name: str = "") -> list[str]:
     """Return settings as lines of options, quoted for a shell; a comment above each group names its class."""
     if dataclasses.is_dataclass(value):
         heading = [f"# {name}: {type(value).__name__}"] if name else []
-        fields = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+        # an empty tuple of dataclasses cannot be given as an option, and need not be where it is the default
+        shown = [
+            part
+            for part in dataclasses.fields(value)
+            if getattr(value, part.name) != () or _default(part) != ()
+        ]
+        fields = {part.name: getattr(value, part.name) for part in shown}
         below = [options(part, f"{name}.{key}".lstrip(".")) for key, part in fields.items()]
         return [*heading, *itertools.chain.from_iterable(below)]
     if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):

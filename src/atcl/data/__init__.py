@@ -1,4 +1,4 @@
-"""Images with complementary labels, as training sees them: `weak.WeakData`, augmentations, pictures from a folder.
+"""Training data: images with complementary labels (`weak.WeakData`), augmentations, readers of pictures.
 
-No module here, and none of the rooms that train, has a place for a true label.
+Nothing in this package, or in the other packages that train, can hold a true label.
 """

@@ -1,4 +1,4 @@
-"""A folder of pictures and a CSV file that speaks of their classes; all problems are told at once, each with its line."""
+"""A folder of pictures with a CSV file of their classes; one error lists all problems with their lines."""
 
 import csv
 from collections.abc import Sequence
@@ -11,26 +11,34 @@ from atcl.core.errors import AtclError, nearest
 from atcl.data.picture_files import Shape, read_pictures
 from atcl.data.weak import WeakData, rule_out
 
-SHOWN = 50
+SHOWN = 50  # problems in a message
 
-Problems = list[tuple[int, str]]  # line in the file (0: the whole of it), what is wrong
+Problems = list[tuple[int, str]]  # line in the file (0: the file as a whole), what is wrong
 
 
 @dataclass(frozen=True)
 class CsvColumn:
-    """The column that names classes, and what stands between several of them (None: there is one)."""
+    """A column that names classes.
+
+    Args:
+        name: its title.
+        separator: what separates several classes in a cell; None where each cell names one.
+    """
 
     name: str
     separator: str | None = None
 
     def split(self, cell: str) -> list[str]:
-        """Return the names in a cell, none of them empty."""
+        """Return the names in a cell.
+
+        Raises:
+            AtclError: one of them is empty.
+        """
         names = [name.strip() for name in cell.split(self.separator)] if self.separator else [cell]
         if not all(names):
             what = f"{cell!r} has an empty name" if cell else f"the column {self.name!r} is empty"
-            raise AtclError(
-                f"{what}: name a class{f', or several as a{self.separator}b' if self.separator else ''}"
-            )
+            several = f", or several as a{self.separator}b" if self.separator else ""
+            raise AtclError(f"{what}: name a class{several}")
         return names
 
 
@@ -39,7 +47,7 @@ NOT = CsvColumn("not", "|")
 
 @dataclass(frozen=True)
 class CsvRow:
-    """A line of the file that has a value in each column."""
+    """A row of the file, with its line number."""
 
     line: int
     file: str
@@ -47,18 +55,18 @@ class CsvRow:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Pictures with the classes that were named for each."""
+class LabelTable:
+    """Pictures with the classes that the file names for each."""
 
     x: Tensor  # (n, C, H, W) uint8
-    marked: tuple[tuple[int, ...], ...]  # n times the positions of the named classes
+    marked: tuple[tuple[int, ...], ...]  # for each picture the positions of its classes in `names`
     names: tuple[str, ...]  # K
     files: tuple[str, ...]  # n, relative to the folder of pictures
 
 
 @dataclass(frozen=True)
 class FolderData:
-    """A training set from a folder, with what its numbers stand for."""
+    """A training set from a folder, with the names of its classes and files."""
 
     data: WeakData
     names: tuple[str, ...]  # of the classes, in their order
@@ -68,17 +76,36 @@ class FolderData:
 def read_folder(
     images: Path | str, labels: Path | str, shape: Shape, classes: Sequence[str] | None = None
 ) -> FolderData:
-    """Read pictures and the classes that the column `not` rules out; without `classes` they are all names in that column, sorted."""
+    """Read a training set from a folder of pictures and a CSV file of complementary labels.
+
+    Args:
+        images: the folder of pictures.
+        labels: the CSV file: the column `file` has paths inside the folder, the column `not` the class that
+            the picture does not show, or several as `a|b`.
+        shape: (C, H, W) of the images; pictures are resized to it.
+        classes: the names of all classes, in their order; by default all names in the column `not`, sorted.
+
+    Raises:
+        AtclError: a file cannot be read, or the table has problems; the message lists them by line.
+
+    Examples:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("a.png", "b.png"):
+        ...         Image.new("L", (4, 4)).save(Path(folder, name))
+        ...     _ = Path(folder, "labels.csv").write_text("file,not\\na.png,cat\\nb.png,dog\\n")
+        ...     read_folder(folder, Path(folder, "labels.csv"), (1, 4, 4)).names
+        ('cat', 'dog')
+    """
     table = read_table(Path(images), Path(labels), shape, NOT, classes)
     candidates = rule_out(len(table.files), len(table.names), table.marked)
-    never = [
-        name
-        for name, ruled_out in zip(table.names, (~candidates).any(0).tolist(), strict=True)
-        if not ruled_out
-    ]
+    ruled_out = (~candidates).any(0).tolist()  # K
+    never = [name for name, some in zip(table.names, ruled_out, strict=True) if not some]
     if never:
         raise AtclError(
-            f"{labels}: no picture is said not to be {never[0]!r}, so a model that always answers {never[0]!r} would contradict nothing: "
+            f"{labels}: no picture is said not to be {never[0]!r}, "
+            f"so a model that always answers {never[0]!r} would contradict nothing: "
             "rule it out for some pictures, or leave it out of the classes"
         )
     return FolderData(WeakData(table.x, candidates), table.names, table.files)
@@ -86,8 +113,19 @@ def read_folder(
 
 def read_table(
     images: Path, labels: Path, shape: Shape, column: CsvColumn, classes: Sequence[str] | None
-) -> Table:
-    """Read the pictures that a CSV file lists in the column `file`, with the classes in another; refuse it with all its problems."""
+) -> LabelTable:
+    """Read the pictures that a CSV file lists in the column `file`, with the classes in another column.
+
+    Args:
+        images: the folder of pictures.
+        labels: the CSV file.
+        shape: (C, H, W) of the images.
+        column: the column of the classes.
+        classes: the names of all classes, in their order; None for all names in the column, sorted.
+
+    Raises:
+        AtclError: a file cannot be read, or the table has problems; the message lists them by line.
+    """
     if classes is not None:
         _check_classes(classes)
     if not images.is_dir():
@@ -95,25 +133,21 @@ def read_table(
     rows, problems = _rows(labels, column)
     names = tuple(sorted({name for row in rows for name in row.names}) if classes is None else classes)
     if len(names) == 1:
-        problems.append(
-            (
-                0,
-                f"{names[0]!r} is the only class in the column {column.name!r}: name all classes, at least two",
-            )
-        )
+        only = f"{names[0]!r} is the only class in the column {column.name!r}"
+        problems.append((0, f"{only}: name all classes, at least two"))
     kept, contradictions = _distinct(rows, column)
     x, unreadable = read_pictures([images / row.file for row in kept], shape)
     problems += [*contradictions, *((kept[position].line, text) for position, text in unreadable.items())]
     problems += [problem for row in rows for problem in _wrong_names(row, names)]
     if problems:
-        raise AtclError(_told(labels, problems))
+        raise AtclError(_message(labels, problems))
     position = {name: number for number, name in enumerate(names)}
     marked = tuple(tuple(sorted(position[name] for name in row.names)) for row in kept)
-    return Table(x, marked, names, tuple(row.file for row in kept))
+    return LabelTable(x, marked, names, tuple(row.file for row in kept))
 
 
 def _rows(path: Path, column: CsvColumn) -> tuple[list[CsvRow], Problems]:
-    """Return the usable rows of a CSV file, and what is wrong with the others; lines without any value are passed over."""
+    """Return the usable rows of a CSV file, and what is wrong with the others; empty lines are skipped."""
     first, *others = _lines(path)
     header = _fields(first)
     file, names = (_place(header, wanted, path) for wanted in ("file", column.name))
@@ -142,7 +176,7 @@ def _check_line(line: str, fields: int, columns: int) -> None:
 
 
 def _inside(file: str) -> str:
-    """Return the path of a picture inside the folder, in one spelling."""
+    """Return the normalised path of a picture, or refuse one that leads out of the folder."""
     if not file:
         raise AtclError("the column 'file' is empty: name a picture")
     path = PurePath(file)
@@ -172,8 +206,8 @@ def _wrong_names(row: CsvRow, names: Sequence[str]) -> Problems:
     return problems
 
 
-def _told(path: Path, problems: Problems) -> str:
-    """Return the message: a first line that counts, then one for each problem in the order of the file."""
+def _message(path: Path, problems: Problems) -> str:
+    """Return the message: how many problems there are, then a line for each, in the order of the file."""
     shown = [f"line {line}: {text}" if line else text for line, text in sorted(problems)[:SHOWN]]
     rest = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
@@ -182,9 +216,8 @@ def _told(path: Path, problems: Problems) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(
-            encoding="utf-8-sig"
-        )  # with or without a byte order mark; line ends of any system become \n
+        # with or without a byte order mark; the line ends of every system become \n
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise AtclError(f"{path} is not UTF-8 (byte {error.start}): save it as CSV in UTF-8") from None
     except OSError as error:
@@ -195,7 +228,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _fields(line: str) -> list[str]:
-    """Return the fields of one line; each line is read alone, so that a forgotten quotation mark spoils no other."""
+    """Return the fields of one line."""
+    # each line is parsed alone, so that an open quotation mark does not swallow the lines after it
     try:
         return [field.strip() for field in next(csv.reader([line], skipinitialspace=True), [])]
     except csv.Error as error:
@@ -206,15 +240,15 @@ def _place(header: Sequence[str], wanted: str, path: Path) -> int:
     if header.count(wanted) != 1:
         found = "no column" if wanted not in header else "more than one column"
         raise AtclError(
-            f"{path} has {found} {wanted!r}: its first line names the columns, separated by commas; it has {', '.join(map(repr, header))}"
+            f"{path} has {found} {wanted!r}: its first line names the columns, separated by commas; "
+            f"it has {', '.join(map(repr, header))}"
         )
     return header.index(wanted)
 
 
 def _check_classes(classes: Sequence[str]) -> None:
-    if isinstance(classes, str) or not all(
-        isinstance(name, str) and name.strip() == name != "" for name in classes
-    ):
+    good = (isinstance(name, str) and name.strip() == name != "" for name in classes)
+    if isinstance(classes, str) or not all(good):
         raise AtclError(f"classes are a list of names without blanks around them; got {classes!r}")
     if len(classes) < 2:
         raise AtclError(f"there must be at least two classes; got {', '.join(classes) or 'none'}")

@@ -1,4 +1,4 @@
-"""Images as tensors: checked, as floats, from the arrays and pictures that people have."""
+"""Images as tensors: checks, conversion to floats, and conversion from arrays and images of Pillow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,11 @@ from atcl.core.errors import AtclError
 
 
 def checked_images(x: Tensor) -> Tensor:
-    """Return images as a tensor, or refuse what is not (n, C, H, W) of type uint8, or floats in [0, 1]."""
+    """Return images as a tensor.
+
+    Raises:
+        AtclError: they are not (n, C, H, W), of type uint8 or floats in [0, 1].
+    """
     try:
         x = torch.as_tensor(x)
     except (TypeError, ValueError) as error:
@@ -19,15 +23,13 @@ def checked_images(x: Tensor) -> Tensor:
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise AtclError(f"images have the shape (n, C, H, W), not {tuple(x.shape)}")
     if x.dtype != torch.uint8 and not (x.is_floating_point() and bool(((x >= 0) & (x <= 1)).all())):
-        raise AtclError(
-            f"images must be uint8, or floats in [0, 1]; got {x.dtype}"
-            + (" outside of it" if x.is_floating_point() else "")
-        )
+        outside = " outside of it" if x.is_floating_point() else ""
+        raise AtclError(f"images must be uint8, or floats in [0, 1]; got {x.dtype}{outside}")
     return x
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Return images as floats in [0, 1]."""
+    """Return images, uint8 or floats, as fp32 in [0, 1]."""
     return x.float() / 255 if x.dtype == torch.uint8 else x.float()
 
 
@@ -38,22 +40,19 @@ def _pair(item: Any) -> tuple[Tensor, Any]:
     image, labels = item
     x = image if isinstance(image, Tensor) else _channels_first(image)
     x = checked_images(x[None, None] if x.ndim == 2 else x[None])[0]
-    return x if x.dtype == torch.uint8 else x.float(), labels.tolist() if hasattr(
-        labels, "tolist"
-    ) else labels
+    plain = labels.tolist() if hasattr(labels, "tolist") else labels
+    return x if x.dtype == torch.uint8 else x.float(), plain
 
 
 def _channels_first(image: Any) -> Any:
     """Return an array (C, H, W) from an array, or an image of Pillow, that is (H, W) or (H, W, C)."""
-    if getattr(image, "mode", "L") not in (
-        "1",
-        "L",
-        "RGB",
-    ):  # the bytes of other modes are indices, opacities, other colours
+    # the bytes of other modes are indices into a palette, opacities or other colour spaces
+    if getattr(image, "mode", "L") not in ("1", "L", "RGB"):
         raise AtclError(f"an image of Pillow's mode {image.mode} must be converted to L or RGB first")
     array = np.array(image)  # a copy: PyTorch warns of arrays that Pillow owns
     if not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3))):
         raise AtclError(
-            f"an array is (H, W), or (H, W, channels) with 1 or 3 of them, not {array.shape}; a tensor is (C, H, W)"
+            "an array is (H, W), or (H, W, channels) with 1 or 3 of them, "
+            f"not {array.shape}; a tensor is (C, H, W)"
         )
     return np.atleast_3d(array * np.uint8(255) if array.dtype == bool else array).transpose(2, 0, 1)

@@ -1,4 +1,7 @@
-"""Picture files as tensors: any size and mode that Pillow reads, turned upright, laid over white, resized, in grey or colour."""
+"""Picture files as tensors of one size, grey or RGB.
+
+Pictures are rotated as their EXIF data say, composed over white where they are transparent, and resized.
+"""
 
 import os
 import warnings
@@ -16,7 +19,7 @@ from atcl.core.errors import AtclError
 
 Shape = tuple[int, int, int]  # (C, H, W)
 
-# Pillow's readers of pictures alone: others are stubs, or, as for EPS, start a program that runs what the file says
+# Formats that Pillow decodes itself. Others are stubs or, as for EPS, start a program that executes the file.
 PICTURE_FORMATS: dict[str, tuple[str, ...]] = {
     "PNG": (".png", ".apng"),
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -33,18 +36,27 @@ PICTURE_FORMATS: dict[str, tuple[str, ...]] = {
 }
 SUFFIXES = frozenset(suffix for suffixes in PICTURE_FORMATS.values() for suffix in suffixes)
 MODES = {1: "L", 3: "RGB"}  # channels -> Pillow's name
-_DEEP = ("I", "F")  # modes of one channel with more than 8 bits begin so
+_DEEP = ("I", "F")  # how modes of one channel with more than 8 bits begin
 
 
 def read_picture(path: Path | str, shape: Shape) -> Tensor:
-    """Return the picture in a file as uint8 (C, H, W), or say in one line why it cannot be read."""
+    """Return the picture in a file as uint8 (C, H, W).
+
+    Raises:
+        AtclError: it cannot be read, or pictures do not have this shape.
+    """
     mode_of(shape)
     with _quiet():
         return _read(Path(path), shape)
 
 
 def read_pictures(paths: Sequence[Path], shape: Shape) -> tuple[Tensor, dict[int, str]]:
-    """Return all pictures as uint8 (n, C, H, W), and by position what is wrong with those that cannot be read, which stay black."""
+    """Read several pictures.
+
+    Returns:
+        uint8 (n, C, H, W), and for the position of each picture that cannot be read, which stays black, what
+        is wrong with it.
+    """
     mode_of(shape)
     x = torch.zeros(len(paths), *shape, dtype=torch.uint8)
     wrong: dict[int, str] = {}
@@ -55,7 +67,7 @@ def read_pictures(paths: Sequence[Path], shape: Shape) -> tuple[Tensor, dict[int
         except AtclError as error:
             wrong[position] = str(error)
 
-    # Pillow decodes without the interpreter's lock; as many threads as cores bound the memory of large pictures
+    # Pillow releases the interpreter's lock while it decodes; one thread per core limits the memory
     with _quiet(), ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(read, range(len(paths))):
             pass
@@ -63,7 +75,11 @@ def read_pictures(paths: Sequence[Path], shape: Shape) -> tuple[Tensor, dict[int
 
 
 def find_pictures(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the named files, and for each folder the pictures in it and below, sorted; hidden ones are passed over."""
+    """Return the named files, and all pictures below the named folders, sorted, except hidden ones.
+
+    Raises:
+        AtclError: a path does not exist, or a folder holds no pictures.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -83,7 +99,11 @@ def find_pictures(paths: Iterable[Path | str]) -> list[Path]:
 
 
 def mode_of(shape: Shape) -> str:
-    """Return Pillow's name for images of a shape, or refuse one that pictures do not have."""
+    """Return the mode of Pillow for images of a shape.
+
+    Raises:
+        AtclError: pictures do not have this shape.
+    """
     if len(shape) != 3 or shape[0] not in MODES or min(shape) < 1:
         raise AtclError(f"pictures are read as (1, H, W), grey, or (3, H, W), colour; not as {tuple(shape)}")
     return MODES[shape[0]]
@@ -111,36 +131,35 @@ def _read(path: Path, shape: Shape) -> Tensor:
             f"{path} has more than {Image.MAX_IMAGE_PIXELS:,} pixels: make it smaller first"
         ) from None
     except Exception as error:  # a damaged or hostile picture can raise anything
-        raise AtclError(
-            f"{path} cannot be read as a picture: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise AtclError(f"{path} cannot be read as a picture: {reason}") from None
     return torch.from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1).contiguous()
 
 
 def _flattened(image: Image.Image) -> Image.Image:
-    """Return an opaque picture of 8 bits in RGB, from which a grey one comes back bit by bit."""
+    """Return an opaque picture of 8 bits in RGB; a grey one keeps its exact values."""
     if image.mode.startswith(_DEEP):
         return Image.fromarray(_bytes(image)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
-    # La has a way to LA alone
+    # Pillow converts La to LA alone
     above = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
 
 
 def _bytes(image: Image.Image) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Return (H, W) of 8 bits from a deep grey picture: whole numbers up to 65535, or floats in [0, 1]; Pillow would clip them."""
+    """Return (H, W) of 8 bits from a grey picture of integers up to 65535, or of floats in [0, 1]."""
+    # not by Pillow, which would clip the values
     deep = np.asarray(image)  # (H, W)
     top = 1.0 if image.mode.startswith("F") else 65535.0
     if not ((deep >= 0) & (deep <= top)).all():
-        raise AtclError(
-            f"has pixels from {deep.min():g} to {deep.max():g}, not in [0, {top:g}]: save it with 8 or 16 bits"
-        )
+        found = f"{deep.min():g} to {deep.max():g}"
+        raise AtclError(f"has pixels from {found}, not in [0, {top:g}]: save it with 8 or 16 bits")
     return np.rint(deep * (255.0 / top)).astype(np.uint8)
 
 
 def _formats() -> list[str]:
-    """Return those of the formats that this build of Pillow can read."""
+    """Return the formats that this build of Pillow can read."""
     Image.init()
     return [name for name in PICTURE_FORMATS if name in Image.OPEN]
 
@@ -151,7 +170,8 @@ def _hidden(file: Path, folder: Path) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Pillow's warnings in, and take the one about size as a refusal; threads share the filters, so this is set around all of them."""
+    """Ignore Pillow's warnings, except the one about very large pictures, which becomes an error."""
+    # threads share the filters, so this goes around all of them and not into each
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -1,4 +1,6 @@
-"""How a training step and an attack are carried out fast: compiled, in CUDA graphs, in low precision, several runs in turns.
+"""How training steps and attacks run fast: compiled, replayed, in low precision, several runs in turn.
 
-The loop does not know which: `engines.engine_of` gives an `Engine`, and an `Engine` runs functions that are written plainly elsewhere.
+The training loop does not know which of these is in use: `engines.engine_of` returns an `Engine`, and an
+`Engine` runs functions that other modules write plainly. May import `core` and PyTorch, and nothing that
+knows the truth.
 """

@@ -1,4 +1,8 @@
-"""Layers of the frozen copy that attacks look at, in the form that is fastest on a GPU; only the gradient of their input is ever asked for."""
+"""Layers of the frozen copy that attacks use, in the form that is fastest on a GPU.
+
+Attacks need the gradient with respect to the input alone, so these layers compute no gradient of their
+weights.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +13,18 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-EIGHT = 8  # channels that libraries for convolutions want at least
-SIXTEEN = 16  # columns that matrix products want at least
-TURNING = 32  # channels up to which the gradient of an input is faster as a convolution of its own
+MIN_CHANNELS = 8  # of the input of a convolution: with fewer, the library uses slow kernels
+MIN_COLUMNS = 16  # of a matrix product: with fewer, the library uses slow kernels
+# Up to this many input channels, the gradient of the input is faster as a forward convolution with the
+# flipped weight.
+MAX_FLIPPED_CHANNELS = 32
 
 
 class FusedConv(Module):
-    """A convolution with the normalisation and the ReLU behind it, and with both its passes in the form that is fastest for its size."""
+    """A convolution together with the normalisation and the ReLU that follow it.
+
+    Its forward and its backward pass have the form that is fastest for its size.
+    """
 
     forward_weight: Tensor
     backward_weight: Tensor
@@ -30,7 +39,7 @@ class FusedConv(Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.sources = (convolution, norm)  # in a tuple: followed, not owned
+        self.sources = (convolution, norm)  # in a tuple: not registered as submodules
         self.form, self.relu = form, relu
         self.padding: Any = convolution.padding
         self.options: Any = (
@@ -40,21 +49,20 @@ class FusedConv(Module):
             convolution.groups,
         )
         empty = torch.zeros_like(convolution.weight, dtype=dtype).detach()
-        self.register_buffer("forward_weight", _laid(self.form.forward_weight(empty)))
-        self.register_buffer("backward_weight", _laid(self.form.backward_weight(empty)))
-        self.register_buffer(
-            "bias", None if convolution.bias is None and norm is None else empty.new_zeros(len(empty))
-        )
+        self.register_buffer("forward_weight", _contiguous(self.form.forward_weight(empty)))
+        self.register_buffer("backward_weight", _contiguous(self.form.backward_weight(empty)))
+        has_bias = convolution.bias is not None or norm is not None
+        self.register_buffer("bias", empty.new_zeros(len(empty)) if has_bias else None)
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         return self.form.run(x, self) if added is None else _fused(x, self, added)
 
     def derive(self) -> None:
-        """Work out weights and bias anew."""
+        """Compute weights and bias from the present convolution and normalisation."""
         convolution, norm = self.sources
         weight, bias = convolution.weight, convolution.bias
         if norm is not None:
-            assert norm.running_var is not None and norm.running_mean is not None  # noqa: PT018 (others are not folded)
+            assert norm.running_var is not None and norm.running_mean is not None  # noqa: PT018 (`_fuse` skips others)
             scale = torch.rsqrt(norm.running_var + norm.eps)
             scale = scale if norm.weight is None else scale * norm.weight
             mean = norm.running_mean if bias is None else norm.running_mean - bias
@@ -68,17 +76,15 @@ class FusedConv(Module):
 
 @dataclass(frozen=True)
 class Form:
-    """A way to carry a convolution out."""
+    """One way to compute a convolution, and the weight as each pass needs it."""
 
     run: Callable[[Tensor, FusedConv], Tensor]
-    forward_weight: Callable[[Tensor], Tensor] = lambda weight: (
-        weight
-    )  # the weight as it is used forth, and back
-    backward_weight: Callable[[Tensor], Tensor] = lambda weight: weight[:0]  # not used by every form
+    forward_weight: Callable[[Tensor], Tensor] = lambda weight: weight
+    backward_weight: Callable[[Tensor], Tensor] = lambda weight: weight[:0]  # empty: autograd needs none
 
 
 def form_of(convolution: nn.Conv2d) -> Form:
-    """Return the form that is fastest for a convolution, by what was measured (docs/performance.md)."""
+    """Return the form that was measured to be fastest for a convolution (docs/performance.md)."""
     if (
         isinstance(convolution.padding, str)
         or convolution.padding_mode != "zeros"
@@ -88,27 +94,30 @@ def form_of(convolution: nn.Conv2d) -> Form:
         return LIBRARY
     if convolution.kernel_size == (1, 1) and convolution.padding == (0, 0):
         return PRODUCT
-    # more padding than the kernel is wide would make the gradient's padding negative
+    # with more padding than the kernel is wide, the padding of the gradient would be negative
     simple = convolution.stride == (1, 1) and all(
         pad < side for pad, side in zip(convolution.padding, convolution.kernel_size, strict=True)
     )
-    if not simple or convolution.in_channels > TURNING:
+    if not simple or convolution.in_channels > MAX_FLIPPED_CHANNELS:
         return LIBRARY
-    return STENCIL if convolution.in_channels == 1 and max(convolution.kernel_size) <= 3 else TURNED
+    return STENCIL if convolution.in_channels == 1 and max(convolution.kernel_size) <= 3 else FLIPPED
 
 
 class ReluMaxPool(Module):
-    """ReLU and pooling by two as one: it remembers which of four pixels was taken, and no picture of the size before."""
+    """ReLU and max pooling by two in one.
+
+    For the backward pass it stores which of four pixels was the largest, and no image of the full size.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[2] % 2 or x.shape[3] % 2:
             return F.relu(F.max_pool2d(x, 2))
-        taken, _ = _ReluMaxPool.apply(x)  # type: ignore[no-untyped-call]
-        return taken  # type: ignore[no-any-return]
+        pooled, _ = _ReluMaxPool.apply(x)  # type: ignore[no-untyped-call]
+        return pooled  # type: ignore[no-any-return]
 
 
 def is_pool_by_two(pool: Module) -> bool:
-    """Tell whether a module is the pooling that `Halved` carries out."""
+    """Whether a module is the pooling that `ReluMaxPool` computes."""
     if type(pool) is not nn.MaxPool2d or pool.return_indices or pool.ceil_mode:
         return False
     pairs = [
@@ -123,7 +132,7 @@ def _library(x: Tensor, layer: FusedConv) -> Tensor:
 
 
 def _fused(x: Tensor, layer: FusedConv, added: Tensor | None = None) -> Tensor:
-    """One kernel for the convolution, its bias, what is added to it and the ReLU behind."""
+    """One kernel for the convolution, its bias, an added tensor and the ReLU."""
     if (
         not layer.relu
         or torch.are_deterministic_algorithms_enabled()
@@ -136,40 +145,40 @@ def _fused(x: Tensor, layer: FusedConv, added: Tensor | None = None) -> Tensor:
 
 
 def _product(x: Tensor, layer: FusedConv) -> Tensor:
-    """One pixel at a time: a matrix product of the pixels that the stride leaves."""
+    """A convolution of size 1: a matrix product over the pixels that the stride selects."""
     (down, right), *_ = layer.options
-    return _relu(
-        F.linear(
-            x[:, :, ::down, ::right].permute(0, 2, 3, 1), layer.forward_weight.flatten(1), layer.bias
-        ).permute(0, 3, 1, 2),
-        layer,
-    )
+    pixels = x[:, :, ::down, ::right].permute(0, 2, 3, 1)  # (n, H, W, channels)
+    out = F.linear(pixels, layer.forward_weight.flatten(1), layer.bias)
+    return _relu(out.permute(0, 3, 1, 2), layer)
 
 
-def _turned(x: Tensor, layer: FusedConv) -> Tensor:
-    """Few channels, filled up to eight with empty ones: the gradient of the input is the convolution with the turned weight."""
-    if layer.forward_weight.shape[1] > x.shape[1]:
-        x = F.pad(x, [0, 0, 0, 0, 0, layer.forward_weight.shape[1] - x.shape[1]]).contiguous(
-            memory_format=torch.channels_last
-        )
-    out: Tensor = _Turned.apply(x, layer.forward_weight, layer.backward_weight, layer.bias, layer.padding)  # type: ignore[no-untyped-call]
+def _flipped(x: Tensor, layer: FusedConv) -> Tensor:
+    """Few input channels, padded with zeros to eight.
+
+    The gradient of the input is a convolution with the flipped weight.
+    """
+    missing = layer.forward_weight.shape[1] - x.shape[1]
+    if missing > 0:
+        x = F.pad(x, [0, 0, 0, 0, 0, missing]).contiguous(memory_format=torch.channels_last)
+    out: Tensor = _Flipped.apply(x, layer.forward_weight, layer.backward_weight, layer.bias, layer.padding)  # type: ignore[no-untyped-call]
     return _relu(out, layer)
 
 
 def _stencil(x: Tensor, layer: FusedConv) -> Tensor:
-    """One channel: a product of patches forth, a sum of shifted pictures back; libraries for convolutions change the layout for it."""
+    """One input channel: forward a matrix product over patches, backward a sum of shifted images.
+
+    The library would change the memory layout for such a convolution.
+    """
     bias = layer.forward_weight.new_zeros(len(layer.forward_weight)) if layer.bias is None else layer.bias
-    out: Tensor = _Stencil.apply(
-        x, layer.forward_weight, layer.backward_weight, bias, layer.padding, layer.relu
-    )  # type: ignore[no-untyped-call]
+    weights = (layer.forward_weight, layer.backward_weight)
+    out: Tensor = _Stencil.apply(x, *weights, bias, layer.padding, layer.relu)  # type: ignore[no-untyped-call]
     return out
 
 
 def _shape(x: Tensor, layer: FusedConv) -> tuple[int, ...]:
-    """Return the shape of what a convolution gives."""
-    sides = zip(
-        x.shape[2:], layer.forward_weight.shape[2:], *layer.options[:3], strict=True
-    )  # stride, padding, dilation
+    """Return the shape of the output of a convolution."""
+    stride, padding, dilation, _ = layer.options
+    sides = zip(x.shape[2:], layer.forward_weight.shape[2:], stride, padding, dilation, strict=True)
     return (
         len(x),
         len(layer.forward_weight),
@@ -181,25 +190,26 @@ def _relu(x: Tensor, layer: FusedConv) -> Tensor:
     return F.relu(x) if layer.relu else x
 
 
-def _laid(weight: Tensor) -> Tensor:
-    return weight.contiguous(
-        memory_format=torch.channels_last if weight.ndim == 4 else torch.contiguous_format
-    ).clone()
+def _contiguous(weight: Tensor) -> Tensor:
+    layout = torch.channels_last if weight.ndim == 4 else torch.contiguous_format
+    return weight.contiguous(memory_format=layout).clone()
 
 
-def _filled(weight: Tensor) -> Tensor:
-    return F.pad(weight, [0, 0, 0, 0, 0, max(0, EIGHT - weight.shape[1])])
+def _padded(weight: Tensor) -> Tensor:
+    return F.pad(weight, [0, 0, 0, 0, 0, max(0, MIN_CHANNELS - weight.shape[1])])
 
 
 LIBRARY = Form(_library)
-FUSED = Form(_fused)  # where no compiler draws parts together
+FUSED = Form(_fused)  # where no compiler merges operations
 PRODUCT = Form(_product)
-TURNED = Form(
-    _turned, forward_weight=_filled, backward_weight=lambda weight: _filled(weight).flip(2, 3).transpose(0, 1)
+FLIPPED = Form(
+    _flipped,
+    forward_weight=_padded,
+    backward_weight=lambda weight: _padded(weight).flip(2, 3).transpose(0, 1),
 )
 STENCIL = Form(
     _stencil,
-    forward_weight=lambda weight: F.pad(weight.flatten(1), [0, SIXTEEN - weight[0].numel()]),
+    forward_weight=lambda weight: F.pad(weight.flatten(1), [0, MIN_COLUMNS - weight[0].numel()]),
     backward_weight=lambda weight: weight,
 )
 
@@ -207,16 +217,16 @@ STENCIL = Form(
 class _ReluMaxPool(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        pixels = x.permute(0, 2, 3, 1)  # channels_last as it lies in memory
+        pixels = x.permute(0, 2, 3, 1)  # in channels_last, this is the order in memory
         n, height, width, channels = pixels.shape
         fours = pixels.reshape(n, height // 2, 2, width // 2, 2, channels)
         a, b, c, d = (fours[:, :, row, :, column] for row in (0, 1) for column in (0, 1))
         top, low = torch.maximum(a, b), torch.maximum(c, d)
         best = torch.maximum(top, low)
-        which = torch.where(
-            top >= low, torch.where(a >= b, 0, 1), torch.where(c >= d, 2, 3)
-        )  # of equals the first, as in the library
-        which = torch.where(best > 0, which, -1).to(torch.int8)  # behind a ReLU that gave 0, no pixel counts
+        # of equal pixels the first, as in the library
+        which = torch.where(top >= low, torch.where(a >= b, 0, 1), torch.where(c >= d, 2, 3))
+        # where the ReLU gives 0, no pixel has a gradient
+        which = torch.where(best > 0, which, -1).to(torch.int8)
         return best.clamp(min=0).permute(0, 3, 1, 2), which
 
     @staticmethod
@@ -226,12 +236,11 @@ class _ReluMaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Tensor:
-        (which,), slope = ctx.saved_tensors, upstream[0].permute(0, 2, 3, 1)
-        n, height, width, channels = slope.shape
-        each = torch.arange(4, dtype=torch.int8, device=slope.device).view(1, 1, 2, 1, 2, 1)
-        spread = torch.where(
-            which[:, :, None, :, None] == each, slope[:, :, None, :, None], 0
-        )  # (n, H, 2, W, 2, channels)
+        (which,), gradient = ctx.saved_tensors, upstream[0].permute(0, 2, 3, 1)
+        n, height, width, channels = gradient.shape
+        each = torch.arange(4, dtype=torch.int8, device=gradient.device).view(1, 1, 2, 1, 2, 1)
+        # (n, H, 2, W, 2, channels)
+        spread = torch.where(which[:, :, None, :, None] == each, gradient[:, :, None, :, None], 0)
         return spread.reshape(n, 2 * height, 2 * width, channels).permute(0, 3, 1, 2)
 
 
@@ -256,17 +265,17 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (x, forward_weight, output), (stride, padding, dilation, groups) = ctx.saved_tensors, ctx.options
-        slope = torch.ops.aten.threshold_backward(upstream[0], output, 0)
+        before_relu = torch.ops.aten.threshold_backward(upstream[0], output, 0)
         gradient = None
         if ctx.needs_input_grad[0]:
             only = [True, False, False]  # the gradient of x, of no weight and no bias
             gradient, _, _ = torch.ops.aten.convolution_backward(
-                slope, x, forward_weight, None, stride, padding, dilation, False, [0, 0], groups, only
+                before_relu, x, forward_weight, None, stride, padding, dilation, False, [0, 0], groups, only
             )
-        return gradient, None, None, None, slope if ctx.adds else None
+        return gradient, None, None, None, before_relu if ctx.adds else None
 
 
-class _Turned(torch.autograd.Function):
+class _Flipped(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, forward_weight: Tensor, backward_weight: Tensor, bias: Tensor | None, padding: Any
@@ -291,16 +300,13 @@ class _Stencil(torch.autograd.Function):
         x: Tensor, forward_weight: Tensor, backward_weight: Tensor, bias: Tensor, padding: Any, relu: bool
     ) -> Tensor:
         (rows, columns), (top, left) = backward_weight.shape[2:], padding
-        patches = (
-            F.pad(x, [left, left, top, top])[:, 0].unfold(1, rows, 1).unfold(2, columns, 1).flatten(3)
-        )  # (n, H, W, rows * columns)
+        padded = F.pad(x, [left, left, top, top])[:, 0]
+        patches = padded.unfold(1, rows, 1).unfold(2, columns, 1).flatten(3)  # (n, H, W, rows * columns)
         wide = F.pad(patches, [0, forward_weight.shape[1] - patches.shape[3]])
         flat = wide.reshape(-1, forward_weight.shape[1])
-        out = (
-            torch._addmm_activation(bias, flat, forward_weight.t())
-            if relu
-            else torch.addmm(bias, flat, forward_weight.t())
-        )  # the ReLU inside the product
+        # _addmm_activation computes the ReLU inside the matrix product
+        product = torch._addmm_activation if relu else torch.addmm
+        out = product(bias, flat, forward_weight.t())
         return out.view(*wide.shape[:3], -1).permute(0, 3, 1, 2)
 
     @staticmethod
@@ -311,27 +317,17 @@ class _Stencil(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (backward_weight, *output), slope = ctx.saved_tensors, upstream[0]
+        (backward_weight, *output), gradient = ctx.saved_tensors, upstream[0]
         if ctx.relu:
-            slope = torch.where(output[0] > 0, slope, 0)
-        (top, left), (height, width), pixels = (
-            ctx.padding,
-            ctx.size,
-            slope.permute(0, 2, 3, 1).float(),
-        )  # (n, H, W, outputs)
-        tall, broad = pixels.shape[1:3]
+            gradient = torch.where(output[0] > 0, gradient, 0)
+        (top, left), (height, width) = ctx.padding, ctx.size
+        pixels = gradient.permute(0, 2, 3, 1).float()  # (n, H, W, outputs)
+        rows, columns = pixels.shape[1:3]
         total = torch.zeros((), device=backward_weight.device)
         for row in range(backward_weight.shape[2]):
             for column in range(backward_weight.shape[3]):
                 share = (pixels * backward_weight[:, 0, row, column].float()).sum(3)
-                total = total + F.pad(
-                    share, [column, width + 2 * left - broad - column, row, height + 2 * top - tall - row]
-                )
-        return (
-            total[:, None, top : top + height, left : left + width].to(backward_weight.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
+                right, bottom = width + 2 * left - columns - column, height + 2 * top - rows - row
+                total = total + F.pad(share, [column, right, row, bottom])
+        whole = total[:, None, top : top + height, left : left + width].to(backward_weight.dtype)
+        return whole, None, None, None, None, None

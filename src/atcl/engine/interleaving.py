@@ -1,4 +1,4 @@
-"""Several runs in one process on one device, taking turns: while the host prepares one, the GPU works on the others."""
+"""Several runs take turns on one device: while the host prepares one, the GPU works on the others."""
 
 import traceback
 from collections.abc import Generator, Sequence
@@ -13,13 +13,13 @@ from atcl.core.seeds import OwnRandom
 from atcl.engine.engines import own_stream
 
 _T = TypeVar("_T")
-LANES = 16  # PyTorch hands out 32 streams of a priority in turn, and two lanes may not get the same
-Steps = Generator[None, None, _T]  # pauses after each piece of work, and returns what came out
+LANES = 16  # PyTorch hands out 32 streams of a priority in turn, and no two lanes may get the same
+Steps = Generator[None, None, _T]  # pauses after each piece of work, and returns the outcome
 
 
 @dataclass
 class Lane(Generic[_T]):
-    """One of them, with a stream and a global random state of its own."""
+    """One task, with a stream and a global random state of its own."""
 
     task: Steps[_T]
     stream: torch.cuda.Stream | None
@@ -27,7 +27,7 @@ class Lane(Generic[_T]):
     outcome: _T | None = None
 
     def advance(self) -> bool:
-        """Do the next piece; tell whether there is more."""
+        """Do the next piece of work, and return whether more is left."""
         stream: AbstractContextManager[object] = (
             nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
         )
@@ -41,10 +41,21 @@ class Lane(Generic[_T]):
 
 
 def interleave(tasks: Sequence[Steps[_T]], device: torch.device) -> list[_T]:
-    """Carry out all tasks, on a GPU in turns, on a CPU one after another; each draws the random numbers that it would draw alone.
+    """Run all tasks, in turn on a GPU, one after another on a CPU.
 
-    All have their first turn first: an error there, before anything is trained, stops all. A later one stops its own task, and is raised when the
-    others are done.
+    Each task draws the random numbers that it would draw alone. All have their first turn before any has its
+    second: an error in a first turn, before anything is trained, stops all tasks. A later error stops its own
+    task alone, and is raised when the others have ended.
+
+    Args:
+        tasks: generators that pause after each piece of work.
+        device: where they run.
+
+    Returns:
+        The outcome of each task.
+
+    Raises:
+        AtclError: for more tasks than a GPU can interleave, and where tasks fail with it.
     """
     several = device.type == "cuda" and len(tasks) > 1
     if several and len(tasks) > LANES:
@@ -62,9 +73,8 @@ def interleave(tasks: Sequence[Steps[_T]], device: torch.device) -> list[_T]:
                         active.remove(lane)
                 except Exception as error:
                     active.remove(lane)
-                    traceback.clear_frames(
-                        error.__traceback__
-                    )  # else the memory of what failed is held until the others end
+                    # the traceback would keep the memory of the failed task until the others end
+                    traceback.clear_frames(error.__traceback__)
                     errors.append(error)
     finally:
         for task in tasks:

@@ -1,4 +1,11 @@
-"""Losses for complementary labels: what a batch is fitted to (`Targets`), the paper's seven and others of the field; `LOSSES` names them."""
+"""Losses for complementary labels: the paper's seven and others of the field; `LOSSES` names them.
+
+`Targets` holds what the logits of a batch are fitted to.
+
+Examples:
+    >>> [name for name, loss in LOSSES.items() if loss.guesses]
+    ['scl_nl', 'scl_exp', 'exp', 'log']
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,24 +37,34 @@ from atcl.losses.targets import Targets
 
 @dataclass(frozen=True)
 class Loss:
-    """A scalar of logits (n, K) and targets, with what it asks of the labels."""
+    """A loss, with what it requires of the labels; a call with logits (n, K) and targets returns a scalar.
+
+    Args:
+        of: the function that computes it
+        single: whether it needs exactly one complementary label for each image
+        guesses: whether it has a form with pseudo-labels (gamma < 1)
+        by_class: whether it is a sum of one risk per class, each a mean over a part of the batch,
+            and not a mean over images
+        estimates: the ordinary loss whose risk it estimates without bias where labels are uniform
+
+    Examples:
+        >>> import torch
+        >>> LOSSES["log"](torch.zeros(1, 3), Targets(torch.tensor([[True, False, False]])))  # -log(1 / 3)
+        tensor(1.0986)
+    """
 
     of: Callable[[Tensor, Targets], Tensor]
-    single: bool = False  # needs exactly one complementary label for each image
-    guesses: bool = True  # knows what to do with a pseudo-label (gamma < 1)
-    by_class: bool = (
-        False  # a sum of risks of classes, each a mean over some of the batch: not a mean over images
-    )
-    estimates: OrdinaryLoss | None = (
-        None  # the ordinary loss whose risk it is an unbiased estimate of, for uniform labels
-    )
+    single: bool = False
+    guesses: bool = True
+    by_class: bool = False
+    estimates: OrdinaryLoss | None = None
 
     def __call__(self, logits: Tensor, targets: Targets) -> Tensor:
         return self.of(logits, targets)
 
 
 def names_of(which: Callable[[Loss], bool]) -> str:
-    """Return the names of the losses that `which` accepts, as a message lists them."""
+    """Return the names of the losses that `which` accepts, separated by commas."""
     return ", ".join(name for name, loss in LOSSES.items() if which(loss))
 
 
@@ -55,7 +72,8 @@ def _unbiased(ordinary: OrdinaryLoss) -> Loss:
     return Loss(partial(unbiased, ordinary=ordinary), guesses=False, estimates=ordinary)
 
 
-PAPER = ("forward", "free", "nn", "scl_nl", "scl_exp", "exp", "log")  # each has recipes of its own
+# the losses of the paper's table, each with the recipes direct-... and warmup-...
+PAPER = ("forward", "free", "nn", "scl_nl", "scl_exp", "exp", "log")
 
 LOSSES: dict[str, Loss] = {
     "forward": Loss(forward, single=True, guesses=False),
@@ -82,7 +100,7 @@ __all__ = [
     "LOSSES",
     "PAPER",
     "Loss",
-    "Ordinary",
+    "OrdinaryLoss",
     "Targets",
     "absolute_error",
     "cpe",

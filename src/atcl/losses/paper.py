@@ -1,11 +1,11 @@
 """The seven losses of the paper's table.
 
-Every supervision is a candidate matrix and at most one guess. With
+An image has a set of candidates and at most one guess. With
 
     weights = gamma * candidates + (1 - gamma) * onehot(guess),      support = sum_j weights_j p_j
 
-LOG, EXP, SCL_NL and SCL_EXP, with and without pseudo-labels, are one line each, and LOG of a single candidate is
-cross-entropy. FORWARD, FREE and NN are defined for exactly one complementary label and no guess.
+LOG, EXP, SCL_NL and SCL_EXP are one line each, with and without pseudo-labels, and LOG of a single
+candidate is cross-entropy. FORWARD, FREE and NN are defined for exactly one complementary label and no guess.
 """
 
 import torch
@@ -32,27 +32,25 @@ def scl_nl(logits: Tensor, targets: Targets) -> Tensor:
 
 
 def scl_exp(logits: Tensor, targets: Targets) -> Tensor:
-    """SCL_EXP (Chou et al. 2020) and Eq. scl_exp_ce: exp(gamma - support), which is exp(p(complementary)) at gamma 1."""
+    """SCL_EXP (Chou et al. 2020) and Eq. scl_exp_ce: exp(gamma - support)."""
     return torch.exp(targets.gamma - _support(logits, targets.weights)).mean()
 
 
 def free(logits: Tensor, targets: Targets) -> Tensor:
-    """FREE (Ishida et al. 2019): the unbiased estimate of the ordinary cross-entropy risk; it can be negative."""
+    """FREE (Ishida et al. 2019): an unbiased estimate of the risk of cross-entropy; it can be negative."""
     return class_risks(logits, targets).sum()
 
 
 def nn(logits: Tensor, targets: Targets) -> Tensor:
-    """NN (Ishida et al. 2019): FREE with the risk of each class held at or above zero."""
+    """NN (Ishida et al. 2019): FREE, where a negative risk of a class counts as zero."""
     return class_risks(logits, targets).clamp(min=0).sum()
 
 
 def forward(logits: Tensor, targets: Targets) -> Tensor:
-    """FORWARD (Yu et al. 2018): the negative log-likelihood of the complementary label under the transition matrix."""
-    transition = (
-        uniform_transition(targets.classes, logits.device)
-        if targets.transition is None
-        else targets.transition
-    )
+    """FORWARD (Yu et al. 2018): -log p(complementary label), computed from p by the transition matrix."""
+    transition = targets.transition
+    if transition is None:
+        transition = uniform_transition(targets.classes, logits.device)
     observed = transition.T[targets.complementary]  # (n, K): p(this complementary label | true = j)
     return -_log_support(logits, observed).mean()
 
@@ -67,19 +65,22 @@ def _support(logits: Tensor, weights: Tensor) -> Tensor:
 
 
 def _log_support(logits: Tensor, weights: Tensor) -> Tensor:
-    # Paper: softmax, then log; official code: the same, infinite once p underflows. In log-space value and gradient stay finite.
+    # Paper: softmax, then log; official code: the same, which is infinite once p underflows.
+    # In log-space value and gradient stay finite.
     return torch.logsumexp(logits.log_softmax(1) + weights.log(), 1)
 
 
 def class_risks(logits: Tensor, targets: Targets) -> Tensor:
-    """Return (K,): L_k = -(K-1) pi_k mean_k l(k) + sum_j pi_j mean_j l(k), with l = -log softmax, mean_k over the batch's items with label k."""
+    """Return (K,): L_k = -(K - 1) pi_k mean_k l(k) + sum_j pi_j mean_j l(k).
+
+    l is -log softmax, and mean_k the mean over the images of the batch with complementary label k.
+    """
     classes = targets.classes
-    loss = -logits.log_softmax(1)
+    loss = -logits.log_softmax(1)  # (n, K)
     complementary = F.one_hot(targets.complementary, classes).to(loss)  # (n, K)
-    count = complementary.sum(0)
-    # Paper: a mean over images, so pi is the batch's own share; official code: pi is the dataset's share.
+    count = complementary.sum(0)  # (K,)
+    # Paper: a mean over images, so pi is the share in the batch; official code: the share in the dataset.
     prior = count / len(logits) if targets.prior is None else targets.prior
-    mean = (
-        complementary.T @ loss / count.clamp(min=1)[:, None]
-    )  # (K, K): row j, mean of l(k) over items labelled j
+    # (K, K): row j holds the means of l over the images with complementary label j
+    mean = complementary.T @ loss / count.clamp(min=1)[:, None]
     return -(classes - 1) * prior * mean.diagonal() + prior @ mean

@@ -1,4 +1,11 @@
-"""Networks for images in [0, 1], with any number of classes and channels; `MODELS` names them."""
+"""Networks for images in [0, 1], with any number of classes and channels; `MODELS` names them.
+
+Each entry is a function of the number of classes and the shape (C, H, W) of an image.
+
+Examples:
+    >>> MODELS["mlp"](3, (1, 8, 8)).layers[-1]
+    Linear(in_features=500, out_features=3, bias=True)
+"""
 
 from collections.abc import Callable
 
@@ -19,12 +26,6 @@ MODELS: dict[str, Builder] = {
     "wide_resnet32_10": wide_resnet32_10,
     "mlp": MLP,
 }
-"""Every network by its name, as a function of the number of classes and the shape (C, H, W) of an image.
-
-Examples:
-    >>> MODELS["mlp"](3, (1, 8, 8)).layers[-1]
-    Linear(in_features=500, out_features=3, bias=True)
-"""
 
 __all__ = [
     "MLP",

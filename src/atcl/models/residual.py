@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """He et al. 2016: normalisation, ReLU and convolution, twice; the shortcut starts after the first ReLU."""
+    """He et al. 2016: normalisation, ReLU, convolution, twice; the shortcut starts after the first ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

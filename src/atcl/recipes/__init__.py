@@ -1,1 +1,1 @@
-"""A whole run as data: `schema.Recipe`; each method of the paper as a function that makes one; all by name in `catalogue`."""
+"""Recipes: the settings of a whole run (`schema.Recipe`), the paper's methods, and all recipes by name."""

@@ -1,4 +1,4 @@
-"""Every recipe by its name, `dataset/method`."""
+"""All recipes by name, `dataset/method`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,11 +9,22 @@ from atcl.datasets.labels import Given
 from atcl.models import Derived
 from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
-from atcl.recipes.schema import OWN, Recipe
+from atcl.recipes.names import OWN
+from atcl.recipes.schema import Recipe
 
 
 def on_own_data(wanted: Recipe) -> Recipe:
-    """Return a recipe for data of one's own: their labels as they come, an epoch chosen by held-out ones."""
+    """Return a recipe for data of your own.
+
+    The labels are those of the data, and the epoch is chosen by a rule on held-out complementary labels.
+
+    Args:
+        wanted: the recipe whose method, model and other settings are kept.
+
+    Examples:
+        >>> on_own_data(recipe("cifar10/warmup-pla")).selection
+        'held_scel_attacked'
+    """
     own = DEFAULTS[OWN]
     return replace(
         wanted,
@@ -26,7 +37,7 @@ def on_own_data(wanted: Recipe) -> Recipe:
 
 
 def _offered(wanted: Recipe) -> bool:
-    """Tell whether a method can be had: on data of one's own only with the labels that came with them, and with no test set."""
+    """Return whether a method is possible: with data of a user, no other labels and no test set are there."""
     return wanted.dataset != OWN or (isinstance(wanted.labels, Given) and "test" not in wanted.needs)
 
 
@@ -39,21 +50,33 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def with_derived_weights(wanted: Recipe) -> Recipe:
-    """Return a recipe as it was before those of the paper's datasets drew the official weights: results of both kinds are told apart by it."""
+    """Return a recipe with initial weights from a derived seed, in place of those of the official code.
+
+    Recipes of the paper's datasets were like this at first; older results are found by it.
+    """
     return replace(wanted, initial=Derived())
 
 
 def recipe(name: str) -> Recipe:
-    """Return a recipe by its name, `dataset/method`."""
+    """Return a recipe by its name, `dataset/method`; `atcl list recipes` shows the names.
+
+    Raises:
+        AtclError: the name is unknown; the message has the closest one.
+
+    Examples:
+        >>> recipe("digits/warmup-pla").model
+        'tiny_cnn'
+    """
     for halves, whole in ((METHODS, f"digits/{name}"), (DEFAULTS, f"{name}/warmup-pla")):
         if name in list(halves):
             raise AtclError(
-                f"a recipe is named dataset/method, such as {whole}, not {name!r}; `atcl list recipes` tells all"
+                f"a recipe is named dataset/method, such as {whole}, not {name!r}; "
+                "`atcl list recipes` shows all"
             )
     return made(pick(RECIPES, name, "recipe"))
 
 
-@cache  # each is checked epoch by epoch when it is made, and a run is compared with many
+@cache  # a recipe checks all its epochs when it is made, and a run is compared with many recipes
 def made(build: Callable[[], Recipe]) -> Recipe:
-    """Return what a maker of recipes gives, made once."""
+    """Return the recipe that a function builds, from the cache after the first time."""
     return build()

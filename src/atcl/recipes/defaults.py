@@ -1,42 +1,44 @@
-"""What the methods share on each dataset: model, epochs, optimisers, attack; as data."""
+"""The settings that all methods share on a dataset: model, epochs, optimisers, attack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from atcl.attacks.threat import Budget, Threat
 from atcl.core.precisions import Precision
-from atcl.data.augment import Augmentation
+from atcl.data.augment import AnyAugmentation, Augmentation
 from atcl.datasets.labels import Complementary, Given, LabelSource
 from atcl.models import Derived, Initial, Official
-from atcl.recipes.schema import OWN
-from atcl.training.optimizers import Adam, Sgd
+from atcl.recipes.names import OWN
+from atcl.training.optimizers import Adam, AnyOptimizer, Sgd
 from atcl.training.schedules import Constant, Schedule, StepDecay
 from atcl.training.stage import Stage
 
 
 @dataclass(frozen=True)
 class DatasetDefaults:
-    """What the methods share on one dataset."""
+    """The settings that all methods share on a dataset."""
 
     dataset: str
     model: str
     epochs: int  # of a one-stage method
     two_stage: tuple[int, int]  # epochs of the natural and of the adversarial stage
     batch_size: int
-    optimizer: Sgd | Adam
+    optimizer: AnyOptimizer
     lr: float
     budget: Budget
     threat: Threat
     opening: int  # E_i: natural epochs before the schedules begin
     scheduling: int  # E_s: epochs until full strength and gamma 0
-    natural_optimizer: Sgd | Adam  # first stage of two-stage
+    natural_optimizer: AnyOptimizer  # first stage of two-stage
     natural_lr: float
-    decay: tuple[int, ...] = ()  # adversarial epochs from which lr is a tenth
+    decay: tuple[int, ...] = ()  # adversarial epochs from which on lr is divided by ten
     rise: int = 0  # epochs over which lr rises
-    remember_from: int = 6
-    augmentation: Augmentation = Augmentation()
+    remember_from: int = 6  # the first epoch whose predictions are remembered
+    augmentation: AnyAugmentation = Augmentation()
     precision: Precision = Precision()
-    direct_lr: Mapping[str, float] = field(default_factory=dict)  # where a direct loss has its own
+    direct_lr: Mapping[str, float] = field(
+        default_factory=dict
+    )  # for losses with a learning rate of their own
     selection: str = "test_pgd20"
     holdout: float = 0.0
     shape: tuple[int, int, int] = (3, 32, 32)
@@ -44,7 +46,12 @@ class DatasetDefaults:
     initial: Initial = Derived()
 
     def stage(self, lr: float | None = None, opening: int = 0) -> Stage:
-        """Return full-strength adversarial training on the candidates, after `opening` epochs."""
+        """Return a stage of adversarial training on the candidates, at full strength.
+
+        Args:
+            lr: the learning rate; by default that of the dataset.
+            opening: natural epochs by which the decay of the learning rate is delayed.
+        """
         return Stage(
             self.epochs,
             self.batch_size,
@@ -56,11 +63,17 @@ class DatasetDefaults:
         )
 
     def schedule(self, lr: float, opening: int = 0, rise: int | None = None) -> Schedule:
-        """Return the learning rate: a rise, then a tenth from each of the decay epochs after `opening`."""
+        """Return the schedule of a learning rate: a rise, then a tenth from each of the decay epochs on.
+
+        Args:
+            lr: the learning rate after the rise.
+            opening: epochs by which the decay is delayed.
+            rise: epochs of the rise; by default that of the dataset.
+        """
         at = tuple(opening + epoch for epoch in self.decay)
-        return (
-            StepDecay(lr, at, rise=self.rise if rise is None else rise) if at or self.rise else Constant(lr)
-        )
+        if not at and not self.rise:
+            return Constant(lr)
+        return StepDecay(lr, at, rise=self.rise if rise is None else rise)
 
 
 _MNIST = DatasetDefaults(
@@ -137,13 +150,14 @@ DEFAULTS: dict[str, DatasetDefaults] = {
     "digits": _DIGITS,
     "mnist": _MNIST,
     "kuzushiji": replace(_MNIST, dataset="kuzushiji"),
-    "fashion": replace(_MNIST, dataset="fashion", initial=Derived()),  # not in the paper; MNIST's settings
+    # not in the paper: the settings of MNIST
+    "fashion": replace(_MNIST, dataset="fashion", initial=Derived()),
     "cifar10": _CIFAR10,
-    "cifar100": replace(
-        _CIFAR10, dataset="cifar100", initial=Derived()
-    ),  # not in the paper; CIFAR-10's settings
+    # not in the paper: the settings of CIFAR-10
+    "cifar100": replace(_CIFAR10, dataset="cifar100", initial=Derived()),
     "svhn": replace(_CIFAR10, dataset="svhn"),
+    # the settings of CIFAR-10, without true labels
     OWN: replace(
         _CIFAR10, dataset=OWN, labels=Given(), selection="held_scel_attacked", holdout=0.1, initial=Derived()
-    ),  # CIFAR-10's settings, and no truth
+    ),
 }

@@ -1,4 +1,4 @@
-"""Every training method of the paper, as a short function from a task's settings to frozen data."""
+"""The training methods of the paper: functions from the settings of a dataset to a recipe."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from atcl.losses import PAPER
 from atcl.recipes.defaults import DatasetDefaults
 from atcl.recipes.schema import Recipe
 from atcl.training.objectives import MinMax, Trades
-from atcl.training.optimizers import Adam, Sgd
+from atcl.training.optimizers import Adam, AnyOptimizer, Sgd
 from atcl.training.schedules import Constant, CosineRise, LinearFall, StepDecay
 from atcl.training.stage import Stage
 from atcl.training.supervision import PseudoLabels
@@ -19,25 +19,24 @@ Method = Callable[[DatasetDefaults], Recipe]
 
 
 def oracle(defaults: DatasetDefaults) -> Recipe:
-    """Adversarial training with true labels: LOG of a single candidate is cross-entropy."""
+    """Adversarial training with true labels, for comparison; LOG of a single candidate is cross-entropy."""
     return _recipe(defaults, defaults.stage(), labels=Ordinary())
 
 
 def direct(defaults: DatasetDefaults, loss: str = "log", labels: LabelSource | None = None) -> Recipe:
-    """A complementary loss in the min-max problem, as it is: the combination that fails."""
-    return _recipe(
-        defaults, replace(defaults.stage(defaults.direct_lr.get(loss)), objective=MinMax(loss)), labels=labels
-    )
+    """The direct combination: a complementary loss in adversarial training; the paper shows that it fails."""
+    stage = defaults.stage(defaults.direct_lr.get(loss))
+    return _recipe(defaults, replace(stage, objective=MinMax(loss)), labels=labels)
 
 
-def direct_by(defaults: DatasetDefaults, optimizer: Sgd | Adam, lr: float) -> Recipe:
+def direct_by(defaults: DatasetDefaults, optimizer: AnyOptimizer, lr: float) -> Recipe:
     """The direct combination with LOG and another optimiser."""
-    # Paper: other optimisers failed too, with no settings given; ours: the customary learning rate of each.
+    # Paper: other optimisers failed too, without their settings; ours: the usual learning rate of each.
     return _recipe(defaults, replace(defaults.stage(lr), optimizer=optimizer))
 
 
 def two_stage(defaults: DatasetDefaults, teacher: str = "last", labels: LabelSource | None = None) -> Recipe:
-    """Natural training with LOG, then adversarial training of a new model on the first one's predictions."""
+    """Natural training with LOG, then adversarial training of a new model on predictions of the first."""
     epochs, adversarial = defaults.two_stage
     first = replace(
         defaults.stage(),
@@ -46,10 +45,10 @@ def two_stage(defaults: DatasetDefaults, teacher: str = "last", labels: LabelSou
         lr=defaults.schedule(defaults.natural_lr, opening=epochs),
         budget=Budget(),
     )
-    # Paper: the rise belongs to complementary learning; official code: also to one-stage adversarial training. Not to this stage.
-    second = replace(
-        defaults.stage(), epochs=adversarial, lr=defaults.schedule(defaults.lr, rise=0), teacher=teacher
-    )
+    # Paper: the learning rate rises in complementary learning; official code: in one-stage adversarial
+    # training too, but not in this stage.
+    lr = defaults.schedule(defaults.lr, rise=0)
+    second = replace(defaults.stage(), epochs=adversarial, lr=lr, teacher=teacher)
     return _recipe(defaults, first, second, labels=labels)
 
 
@@ -60,13 +59,12 @@ def warmup(defaults: DatasetDefaults, loss: str = "log") -> Recipe:
 
 def pla(defaults: DatasetDefaults, loss: str = "log") -> Recipe:
     """Pseudo-Label Attack alone: natural epochs, then full strength at once while gamma falls."""
-    # Paper: E_i is shared, epsilon fixed; official code: E_i natural epochs, then full epsilon, the memory filled in the opening alone.
+    # Paper: E_i as in the full method, epsilon fixed; official code: E_i natural epochs, in which alone
+    # predictions are remembered, then full epsilon.
     strength = CosineRise(1.0, over=0, after=defaults.opening)
     supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening)
-    return _recipe(
-        defaults,
-        replace(_falling(defaults, _warm(defaults, loss)), strength=strength, supervision=supervision),
-    )
+    stage = _falling(defaults, _warm(defaults, loss))
+    return _recipe(defaults, replace(stage, strength=strength, supervision=supervision))
 
 
 def warmup_pla(
@@ -75,37 +73,34 @@ def warmup_pla(
     grow: tuple[str, ...] = ("epsilon", "step_size"),
     labels: LabelSource | None = None,
 ) -> Recipe:
-    """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-label."""
+    """The paper's method: the attack grows while the loss moves from the candidates to the pseudo-labels."""
     return _recipe(defaults, replace(_falling(defaults, _warm(defaults, loss)), grow=grow), labels=labels)
 
 
 def warmup_pla_fixed(defaults: DatasetDefaults) -> Recipe:
-    """The method as the paper analyses it: gamma stays at 0.5."""
-    # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where no prediction is remembered that could be guessed from.
-    return _recipe(
-        defaults,
-        replace(
-            _falling(defaults, _warm(defaults)), gamma=StepDecay(1.0, at=(defaults.opening + 1,), factor=0.5)
-        ),
-    )
+    """The paper's method with a fixed weight of the pseudo-labels: gamma stays at 0.5."""
+    # Paper: gamma 0.5 throughout; ours: 1 in the natural opening, where at first no prediction is remembered.
+    gamma = StepDecay(1.0, at=(defaults.opening + 1,), factor=0.5)
+    return _recipe(defaults, replace(_falling(defaults, _warm(defaults)), gamma=gamma))
 
 
 def watched_by_all_rules(defaults: DatasetDefaults, method: Method) -> Recipe:
-    """A method with a tenth of the labels held out: each epoch's journal tells what every rule would choose by."""
+    """A method with a tenth of the labels held out; the journal has the metrics of all selection rules."""
     return replace(method(defaults), holdout=0.1, selection="test_pgd20")
 
 
 def pseudo_labels(defaults: DatasetDefaults, scheduling: int, gamma_falls: bool = True) -> Recipe:
-    """Ten epochs of the method without a natural opening, to watch the pseudo-labels form; or of warm-up alone, where gamma stays at 1."""
+    """Ten epochs without a natural opening, to observe pseudo-labels, or of warm-up alone with gamma 1."""
     quick = replace(defaults, opening=0, scheduling=scheduling, remember_from=1, epochs=10)
     stage = _falling(quick, _warm(quick))
-    # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here the memory never stands still.
+    # Paper: "other setups fixed"; its table still changes after epsilon_e has passed epsilon / 2, so here
+    # predictions are remembered in all epochs.
     gamma = stage.gamma if gamma_falls else Constant(1.0)
     return _recipe(quick, replace(stage, supervision=PseudoLabels(first=1), gamma=gamma))
 
 
 def trades(defaults: DatasetDefaults) -> Recipe:
-    """A natural opening, then TRADES with the pseudo-labels in the place of true ones."""
+    """A natural opening, then TRADES with pseudo-labels in place of true labels."""
     opening = replace(
         defaults.stage(),
         epochs=defaults.opening,
@@ -128,9 +123,8 @@ def trades(defaults: DatasetDefaults) -> Recipe:
 
 def trades_log(defaults: DatasetDefaults) -> Recipe:
     """The attack of TRADES, and LOG of the adversarial images."""
-    return _recipe(
-        defaults, replace(defaults.stage(), objective=_trades_attack(), budget=_trades_budget(defaults))
-    )
+    stage = replace(defaults.stage(), objective=_trades_attack(), budget=_trades_budget(defaults))
+    return _recipe(defaults, stage)
 
 
 def trades_pla(defaults: DatasetDefaults) -> Recipe:
@@ -140,7 +134,7 @@ def trades_pla(defaults: DatasetDefaults) -> Recipe:
 
 
 def _recipe(defaults: DatasetDefaults, *stages: Stage, labels: LabelSource | None = None) -> Recipe:
-    """Return a recipe of these stages, with the task's labels unless said otherwise."""
+    """Return a recipe of these stages, by default with the labels of the dataset's settings."""
     return Recipe(
         defaults.dataset,
         labels or defaults.labels,
@@ -157,21 +151,16 @@ def _recipe(defaults: DatasetDefaults, *stages: Stage, labels: LabelSource | Non
 def _warm(defaults: DatasetDefaults, loss: str = "log") -> Stage:
     # Paper: "previous setups", which have a learning rate for each loss.
     stage = defaults.stage(defaults.direct_lr.get(loss), opening=defaults.opening)
-    return replace(
-        stage,
-        objective=MinMax(loss),
-        strength=CosineRise(1.0, over=defaults.scheduling, after=defaults.opening),
-    )
+    strength = CosineRise(1.0, over=defaults.scheduling, after=defaults.opening)
+    return replace(stage, objective=MinMax(loss), strength=strength)
 
 
 def _falling(defaults: DatasetDefaults, stage: Stage) -> Stage:
-    # Paper: the memory learns from the start until epsilon_e passes epsilon / 2; official code: not in epochs 1 to 5.
+    # Paper: predictions are remembered from the start until epsilon_e passes epsilon / 2;
+    # official code: not in epochs 1 to 5.
     supervision = PseudoLabels(first=defaults.remember_from, last=defaults.opening + defaults.scheduling // 2)
-    return replace(
-        stage,
-        gamma=LinearFall(1.0, over=defaults.scheduling, after=defaults.opening),
-        supervision=supervision,
-    )
+    gamma = LinearFall(1.0, over=defaults.scheduling, after=defaults.opening)
+    return replace(stage, gamma=gamma, supervision=supervision)
 
 
 def _trades_attack() -> Trades:

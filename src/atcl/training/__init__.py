@@ -1,4 +1,4 @@
-"""The loop (`loop.fit`), a stage of it as data (`stage.Stage`), and what its parts are made of: objectives, schedules, supervision.
+"""The training loop (`loop.fit`), its settings (`stage.Stage`), objectives, schedules, supervision.
 
-Nothing here, or in the rooms that it imports, can reach a true label.
+Nothing in this package, or in the packages that it imports, can hold a true label.
 """

@@ -1,4 +1,4 @@
-"""Which epoch is kept: rules by name, and the best model so far by one of them."""
+"""Which epoch of a stage is kept: the rules by name, and the best model so far by one of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,20 +11,27 @@ from torch.nn import Module
 
 @dataclass(frozen=True)
 class Rule:
-    """An epoch chosen by a number that is measured after each: on held-out complementary labels, or on the truth of the test set."""
+    """Choose the epoch with the best value of a metric, which is measured after each epoch."""
 
-    on: Literal["held", "test"]
-    metric: str  # a score of `heldout.judge`, or an attack of record
-    about: str
-    smallest: bool = False
+    on: Literal["held", "test"]  # held-out complementary labels, or true labels of the test set
+    metric: str  # a score of `weak_validation.judge`, or the name of an attack of evaluation
+    about: str  # one line for `atcl list rules`
+    smallest: bool = False  # whether the smallest value is the best
 
     def considers(self, grown: bool) -> bool:
-        """Tell whether an epoch competes: without truth, only one whose attack had grown to its full strength."""
+        """Return whether an epoch may be chosen.
+
+        Rules on held-out labels choose among epochs with the full attack alone: before, a model that always
+        predicts the same class would withstand everything.
+
+        Args:
+            grown: whether the attack of the epoch had its full strength.
+        """
         return grown or self.on == "test"
 
     @property
     def key(self) -> str:
-        """The number's name in the journal."""
+        """The name of the metric in the journal."""
         return f"{self.on}_{self.metric}"
 
 
@@ -49,7 +56,7 @@ RULES: dict[str, Rule | None] = {
     "held_robust": Rule(
         "held",
         "robust",
-        "most held-out predictions right, by an unbiased estimate, and withstanding the attack",
+        "most held-out predictions right, by an unbiased estimate, that withstand the attack",
     ),
     "test_natural": Rule("test", "natural", "the best natural accuracy on the test set"),
     "test_pgd20": Rule("test", "pgd20", "the best PGD20 on the test set"),
@@ -58,7 +65,7 @@ RULES: dict[str, Rule | None] = {
 
 @dataclass
 class Best:
-    """The best model of a stage by a rule, where there is one."""
+    """The best model of a stage so far by a rule; without a rule it stays empty."""
 
     rule: Rule | None
     score: float = -float("inf")
@@ -66,14 +73,14 @@ class Best:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def see(self, measured: float, epoch: int, model: Module) -> None:
-        """Keep a model that beats all before it."""
+        """Keep the weights of a model that is better than all before it."""
         score = -measured if self.rule and self.rule.smallest else measured
         if score > self.score:
             self.score, self.epoch = score, epoch
             self.weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return it as named tensors, empty where no rule asks for it."""
+        """Return it as named tensors for a checkpoint, empty without a rule."""
         if not self.weights:
             return {}
         weights = {f"best.{name}": tensor for name, tensor in self.weights.items()}
@@ -84,7 +91,7 @@ class Best:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Put a saved state back."""
+        """Restore a saved state."""
         self.weights = {
             name.removeprefix("best."): tensor for name, tensor in state.items() if name.startswith("best.")
         }
@@ -93,6 +100,11 @@ class Best:
 
 
 def chosen_epoch(rule: Rule, measured: Mapping[int, float]) -> int:
-    """Return the epoch that a rule picks from the numbers of those that compete; the earliest of equals."""
+    """Return the epoch that a rule chooses, the earliest one of equals.
+
+    Args:
+        rule: the rule.
+        measured: the value of its metric for each epoch that may be chosen.
+    """
     best = (min if rule.smallest else max)(measured.values())
     return min(epoch for epoch, value in measured.items() if value == best)

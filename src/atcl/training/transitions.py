@@ -1,4 +1,4 @@
-"""An estimate of the transition matrix from weak data alone, for FORWARD; there is no truth here."""
+"""An estimate of the transition matrix from complementary labels alone, for the loss FORWARD."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from atcl.training.schedules import Constant
 from atcl.training.stage import Stage
 
 NATURAL = Stage(epochs=40, batch_size=32, optimizer=Adam(), lr=Constant(1e-3))
-CHUNK = 1000  # images predicted at once
+CHUNK = 1000  # images in a batch of predictions
 
 
 def estimated_transition(
@@ -32,29 +32,46 @@ def estimated_transition(
     noisy: bool = False,
     refinements: int = 2,
 ) -> Tensor:
-    """Return (K, K): the labels given, counted by the class that a model trained on the other half of the images predicts."""
-    # Yu et al. 2018: the model's p(complementary | x) at anchors, images whose class is known; here no class is known,
-    # so each image counts for every class as far as a model that never saw its label believes in it.
+    """Return an estimate (K, K) of the transition matrix: row = true class, column = complementary label.
+
+    Models are trained on each half of the images and predict the classes of the other half. The matrix counts
+    how often each label was given to each predicted class, weighted by the probability of that class.
+
+    Args:
+        data: images with exactly one complementary label each; a transition matrix in it is ignored.
+        build: returns a new model.
+        seed: weights and batches follow from it.
+        stage: how a model is trained; its objective is replaced by FORWARD in the refinements.
+        noisy: whether complementary labels may be wrong; the diagonal is 0 otherwise.
+        refinements: how often the estimate is repeated with models trained by FORWARD with the last one.
+
+    Raises:
+        AtclError: an image has several labels, or there are fewer than two images.
+
+    Examples:
+        >>> from atcl.data.weak import rule_out
+        >>> data = WeakData(torch.rand(4, 1, 2, 2), rule_out(4, 3, [0, 1, 2, 0]))
+        >>> build = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+        >>> quick = replace(NATURAL, epochs=1)
+        >>> estimated_transition(data, build, seed=0, stage=quick, refinements=0).shape
+        torch.Size([3, 3])
+    """
+    # Yu et al. 2018: p(complementary | x) of the model at anchors, images whose class is certain.
+    # Ours: no class is known, so each image counts for every class, by the probability that a model which was
+    # not trained on its label gives to that class.
     if not data.single:
         raise AtclError(
-            "a transition matrix is estimated from exactly one complementary label for each image: keep one of several"
+            "a transition matrix is estimated from exactly one complementary label for each image: "
+            "keep one of several"
         )
     if len(data) < 2 or refinements < 0:
-        raise AtclError(
-            f"an estimate needs at least 2 images and 0 refinements (images {len(data)}, refinements {refinements})"
-        )
-    uniform = (
-        torch.full((data.classes, data.classes), 1 / data.classes)
-        if noisy
-        else uniform_transition(data.classes)
-    )
+        numbers = f"images {len(data)}, refinements {refinements}"
+        raise AtclError(f"an estimate needs at least 2 images and 0 refinements ({numbers})")
+    square = data.classes, data.classes
+    uniform = torch.full(square, 1 / data.classes) if noisy else uniform_transition(data.classes)
     uniform = uniform.to(data.device)
-    transition = _evident(
-        soft_counts(
-            crossed(replace(data, transition=None), build, stage, derive(seed, 0)), data.candidates, uniform
-        ),
-        uniform,
-    )
+    predicted = crossed(replace(data, transition=None), build, stage, derive(seed, 0))
+    transition = _evident(soft_counts(predicted, data.candidates, uniform), uniform)
     corrected = replace(stage, objective=MinMax("forward"))
     for number in range(1, refinements + 1):
         predicted = crossed(replace(data, transition=transition), build, corrected, derive(seed, number))
@@ -63,7 +80,7 @@ def estimated_transition(
 
 
 def crossed(data: WeakData, build: Callable[[], Module], stage: Stage, seed: int) -> Tensor:
-    """Return (n, K): for each image, the prediction of a model that was trained on the half without it."""
+    """Return (n, K): the prediction for each image by a model that was trained on the half without it."""
     halves = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).to(data.device).chunk(2)
     predicted = torch.empty(data.candidates.shape, device=data.device)
     for number, (seen, unseen) in enumerate((halves, halves[::-1])):
@@ -80,25 +97,34 @@ def crossed(data: WeakData, build: Callable[[], Module], stage: Stage, seed: int
 
 
 def soft_counts(predicted: Tensor, candidates: Tensor, transition: Tensor) -> Tensor:
-    """Return (K, K): how often class i was given the label j, by a belief in i from the prediction and, through the matrix so far, the label."""
-    complementary = F.one_hot(candidates.logical_not().int().argmax(1), candidates.shape[1]).to(
-        predicted
-    )  # (n, K)
-    likelihood = predicted.clamp(min=1e-9) * (
-        complementary @ transition.T
-    )  # never 0 for all, however sure the model is of the ruled-out class
-    belief = likelihood / likelihood.sum(1, keepdim=True)  # (n, K)
-    return belief.T @ complementary
+    """Return (K, K): how often label j was given to class i, where an image counts for every class.
+
+    It counts for class i by the posterior of i given the image and its label.
+
+    Args:
+        predicted: (n, K), the predicted p(class | image).
+        candidates: (n, K) bool.
+        transition: (K, K), the estimate so far of p(label | class).
+    """
+    label = candidates.logical_not().int().argmax(1)  # (n,)
+    complementary = F.one_hot(label, candidates.shape[1]).to(predicted)  # (n, K)
+    # the minimum: the sum over classes is positive also where the model is certain of the class ruled out
+    likelihood = predicted.clamp(min=1e-9) * (complementary @ transition.T)
+    posterior = likelihood / likelihood.sum(1, keepdim=True)  # (n, K)
+    return posterior.T @ complementary
 
 
 def _evident(counts: Tensor, uniform: Tensor) -> Tensor:
-    """Return the rows' shares, each pulled to the uniform matrix as far as chance alone explains that they differ from it."""
+    """Return the counts as a matrix, each row shrunk towards the uniform one.
+
+    A row is shrunk as far as the sampling error of its counts explains its difference from the uniform row.
+    """
     images = counts.sum(1, keepdim=True).clamp(min=1e-9)  # (K, 1)
     shares = counts / images
-    chance = (uniform * (1 - uniform)).sum(1, keepdim=True)  # (K, 1): of one label, summed over its row
-    spread = (
-        images * (shares - uniform).square()
-    ).sum() / images.sum()  # mean over the labels, summed over a row
-    bias = (spread - chance.sum() / images.sum()).clamp(min=0)
+    # (K, 1): the variance of the row of a single image, summed over the row
+    chance = (uniform * (1 - uniform)).sum(1, keepdim=True)
+    # mean over the images of the squared difference, summed over a row
+    spread = (images * (shares - uniform).square()).sum() / images.sum()
+    bias = (spread - chance.sum() / images.sum()).clamp(min=0)  # of that, what sampling does not explain
     trust = bias / (bias + chance / images)  # (K, 1)
     return trust * shares + (1 - trust) * uniform

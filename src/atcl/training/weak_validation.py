@@ -1,7 +1,7 @@
-"""How good a model is, told by held-out complementary labels alone: what chooses and judges a model where there is no true label.
+"""Validation on held-out complementary labels: how a model is chosen and evaluated without true labels.
 
-Images are judged as they are (`natural`) and after PGD20 away from the model's own prediction (`attacked`), within the threat of the recipe.
-The attack looks at no label, so that what is unbiased on natural images is so on attacked ones.
+Each score is computed on natural images and on images after PGD20 against the model's own prediction. This
+attack uses no label, so an estimate that is unbiased on natural images is unbiased on attacked ones too.
 """
 
 import math
@@ -27,7 +27,7 @@ class Estimate:
     """A mean over the held-out images, with its standard error."""
 
     mean: float
-    error: float | None  # None where one image is all there is
+    error: float | None  # None for a single image
     images: int
 
 
@@ -37,39 +37,49 @@ def inside_candidates(logits: Tensor, held: WeakData) -> Tensor:
 
 
 def scel(logits: Tensor, held: WeakData) -> Tensor:
-    """Return (n,): the surrogate complementary loss (Chou et al. 2020), the negative logarithm of the candidates' probability."""
+    """Return (n,): the surrogate complementary loss -log p(candidates) of Chou et al. 2020."""
     return -logits.log_softmax(1).masked_fill(~held.candidates, -torch.inf).logsumexp(1)
 
 
 def ure(logits: Tensor, held: WeakData) -> Tensor:
-    """Return (n,): the unbiased estimate of the cross-entropy (Ishida et al. 2019; for several labels Feng et al. 2020)."""
+    """Return (n,): the unbiased estimate of the cross-entropy.
+
+    It is that of Ishida et al. 2019, and for several labels that of Feng et al. 2020.
+    """
     return unbiased_accuracy(-logits.log_softmax(1), held)
 
 
 def accuracy(logits: Tensor, held: WeakData) -> Tensor:
-    """Return (n,): the unbiased estimate of the accuracy; one image's value means nothing, their mean does."""
+    """Return (n,): terms whose mean is an unbiased estimate of the accuracy."""
     return 1 - unbiased_accuracy(1 - F.one_hot(logits.argmax(1), held.classes).float(), held)
 
 
 def unbiased_accuracy(loss: Tensor, held: WeakData) -> Tensor:
-    """Return (n,) whose expectation over the complementary labels is the loss of the true class, from the loss of each class (n, K)."""
+    """Return (n,): estimates whose expectation over the complementary labels is the loss of the true class.
+
+    Args:
+        loss: (n, K), the loss if class k were the true one.
+        held: the held-out images.
+    """
     if held.transition is not None and held.single:
-        corrected: Tensor = (
-            loss @ torch.linalg.pinv(held.transition).T
-        )  # (n, K): what to count when j is the complementary label
+        # (n, K): the estimate when class j is the complementary label
+        corrected: Tensor = loss @ torch.linalg.pinv(held.transition).T
         return corrected.masked_fill(held.candidates, 0).sum(1)
     return unbiased_each(loss, Targets(held.candidates))
 
 
 def check_invertible(held: WeakData) -> None:
-    """Refuse a transition matrix that mixes the classes up for good: no estimate could tell them apart."""
-    if (
-        held.transition is not None
-        and held.single
-        and int(torch.linalg.matrix_rank(held.transition)) < held.classes
-    ):
+    """Refuse a transition matrix without an inverse, since unbiased estimates need one.
+
+    Raises:
+        AtclError: it has none.
+    """
+    if held.transition is None or not held.single:
+        return
+    if int(torch.linalg.matrix_rank(held.transition)) < held.classes:
         raise AtclError(
-            "the transition matrix has no inverse, so held-out labels cannot tell how good a model is: set selection last and holdout 0"
+            "the transition matrix has no inverse, so a model cannot be evaluated on held-out labels: "
+            "set selection last and holdout 0"
         )
 
 
@@ -84,10 +94,18 @@ SCORES: dict[str, Callable[[Tensor, WeakData], Tensor]] = {
 def judge(
     model: Module, held: WeakData, threat: Threat, *, seed: int = 0, batch_size: int = 500
 ) -> dict[str, Estimate]:
-    """Return each score on natural and on attacked images, and the shares that are candidates (`withstands`) or right (`robust`) and survive."""
+    """Evaluate a model on held-out complementary labels.
+
+    Returns:
+        each of `SCORES` as `NAME_natural` and `NAME_attacked`; besides, the share of images whose prediction
+        the attack does not change and is a candidate (`withstands`) or right (`robust`, an unbiased estimate)
+
+    Raises:
+        AtclError: the model returns numbers that are not finite.
+    """
     natural, attacked = _logits(model, held, threat, seed, batch_size)
     if not bool((natural.isfinite() & attacked.isfinite()).all()):
-        raise AtclError("the model returns numbers that are not finite: its quality means nothing")
+        raise AtclError("the model returns logits that are not finite, so it cannot be evaluated")
     values = {
         f"{name}_{kind}": score(logits, held)
         for kind, logits in (("natural", natural), ("attacked", attacked))
@@ -98,15 +116,14 @@ def judge(
         "withstands": inside_candidates(natural, held) * kept,
         "robust": accuracy(natural, held) * kept,
     }
-    hit = float(
-        1 - (held.classes - 1) / (held.classes - held.candidates.sum(1)).double().mean()
-    )  # what one prediction that is ruled out counts
+    ruled_out = (held.classes - held.candidates.sum(1)).double().mean()  # classes of an image
+    hit = float(1 - (held.classes - 1) / ruled_out)  # what a prediction that is ruled out adds to `accuracy`
     worst = {"inside": 0.0, "withstands": 0.0, "accuracy": hit, "robust": hit}
     return {name: _estimate(value, worst.get(name.partition("_")[0])) for name, value in values.items()}
 
 
 def away_from(model: Module, x: Tensor, predicted: Tensor, threat: Threat, rng: Generator) -> Tensor:
-    """Return the images after PGD20 away from what the model predicts, the attack that needs no truth."""
+    """Return the images after PGD20 on the cross-entropy of the model's own prediction, without labels."""
     return pgd(
         model,
         x,
@@ -132,7 +149,13 @@ def _logits(
 
 
 def _estimate(values: Tensor, worst: float | None) -> Estimate:
-    """Return mean and standard error; a share is given one image more that fell, since no misses among few images prove little."""
+    """Return mean and standard error.
+
+    Args:
+        values: (n,), the terms of the mean.
+        worst: the worst value of a term, for shares: one term with it is added to those that the error is
+            computed from. Otherwise the error would be 0 where none of a few images fails.
+    """
     values = values.double()
     spread = values if worst is None else torch.cat([values, values.new_tensor([worst])])
     error = float(spread.std(correction=1)) / math.sqrt(len(values)) if len(spread) > 1 else None
