@@ -7,7 +7,7 @@ ONE := OMP_NUM_THREADS=1
 # Modules are compiled as they are imported: most never are.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test results docs clean
+.PHONY: run test results catalogue docs clean
 
 run: $(VENV)/installed  ## train the default recipe on the embedded digits, evaluate it, print a table
 	$(ONE) $(BIN)/atcl train
@@ -26,6 +26,9 @@ results: $(VENV)/installed  ## run what the tables of digits lack in results/, r
 	$(ONE) $(BIN)/atcl reproduce digits --no-fill --write docs/index.md
 	$(ONE) $(BIN)/atcl reproduce claims --write docs/reproduction.md
 	$(ONE) $(BIN)/atcl reproduce times --write docs/performance.md
+
+catalogue: $(VENV)/installed  ## write the names that the command line reads without importing PyTorch
+	$(BIN)/python -m atcl.cli.catalogue
 
 docs: $(VENV)/installed-docs  ## build the documentation into site/, without a network; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,4 +1,4 @@
-"""The command line. `main` is what the shell calls; each command is a dataclass of options with a method `run`."""
+"""The command line: `main` is the program `atcl`, and each command a dataclass of options with a `run`."""
 
 from atcl.cli.entry import main
 

@@ -1,4 +1,7 @@
-"""The command line: from words to a command, and from a mistake to one line."""
+"""Parse the words of a command line, run the command, and print a user's mistake as one line.
+
+Nothing here imports PyTorch, so that help, lists and misspelt names answer at once.
+"""
 
 import os
 import sys
@@ -6,15 +9,27 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from atcl.cli.commands import COMMANDS, DEFAULT, TAKES_OVERRIDES
+from atcl.cli import commands
+from atcl.cli.commands import TAKES_OVERRIDES
+from atcl.cli.completion import Completion
+from atcl.cli.names import listed
 from atcl.core.errors import AtclError, meant, pick
 from atcl.core.settings import option_names, parse
 from atcl.core.version import __version__
-from atcl.recipes.catalogue import RECIPES
+from atcl.recipes.names import DEFAULT
+
+ALL_COMMANDS = {**commands.COMMANDS, "completion": Completion}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user's gives one line on standard error and exit code 2."""
+    """Run a command.
+
+    Args:
+        arguments: the words of the command line; None: those of this process.
+
+    Returns:
+        The exit code: 0; 2 after a mistake of the user, with one line on standard error; 130 after Ctrl-C.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
@@ -22,45 +37,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(__version__)
         return 0
-    console = Console(width=None if sys.stdout.isatty() else 160)
     try:
-        kind = pick(COMMANDS, words[0], "command")
-        if kind in TAKES_OVERRIDES:
-            words = [words[0], *_recipe_first(words[1:])]
-        command, unknown = parse(kind, words[1:], f"atcl {words[0]}", return_unknown_args=True)
-        if unknown and kind not in TAKES_OVERRIDES:
-            hint = meant(unknown[0].partition("=")[0], option_names(kind)) or f"; see atcl {words[0]} --help"
-            raise AtclError(f"`atcl {words[0]}` does not know {' '.join(unknown)}{hint}")
-        command.run(console, unknown)
+        _run(words)
     except AtclError as error:
         print(f"atcl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("atcl: stopped; the same command goes on where it was", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of a pipe has left; nothing more to say to it
+    except BrokenPipeError:  # the reader of a pipe has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _recipe_first(words: Sequence[str]) -> list[str]:
-    """Return the words with the recipe in front, the default where none is named: tyro would take an override for it."""
-    named = next((word for word in words if "/" in word and word in RECIPES), None)
-    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
-        return [named or DEFAULT, *(word for word in words if word != named)]
-    return list(words)
+def _run(words: Sequence[str]) -> None:
+    """Parse the words of a command, and run it."""
+    name, rest = words[0], list(words[1:])
+    kind = pick(ALL_COMMANDS, name, "command")
+    if kind in TAKES_OVERRIDES:
+        rest = _recipe_first(rest)
+    command, unknown = parse(kind, rest, f"atcl {name}", return_unknown_args=True)
+    if unknown and kind not in TAKES_OVERRIDES:
+        hint = meant(unknown[0].partition("=")[0], option_names(kind)) or f"; see atcl {name} --help"
+        raise AtclError(f"`atcl {name}` does not know {' '.join(unknown)}{hint}")
+    command.run(Console(width=None if sys.stdout.isatty() else 160), unknown)
+
+
+def _recipe_first(words: list[str]) -> list[str]:
+    """Return the words with the recipe first; it is `DEFAULT` if none is named.
+
+    Otherwise the parser would take the value of a changed setting for the recipe.
+    """
+    if not words or not words[0].startswith("-") or words[0] in ("-h", "--help"):
+        return words
+    with_slash = [word for word in words if "/" in word]
+    named = next((word for word in with_slash if word in listed("recipes")), None)
+    return [named or DEFAULT, *(word for word in words if word != named)]
 
 
 def _overview() -> str:
     lines = [
-        f"  atcl {name:10} {str(kind.__doc__).split('. ')[0].rstrip('.')}" for name, kind in COMMANDS.items()
+        f"  atcl {name:10} {str(kind.__doc__).split('. ')[0].rstrip('.')}"
+        for name, kind in ALL_COMMANDS.items()
     ]
-    return "\n".join(
-        [
-            "Robust image classifiers from complementary labels alone.",
-            "",
-            *lines,
-            "",
-            "`atcl COMMAND --help` tells the rest.",
-        ]
-    )
+    opening = ["Train robust image classifiers from complementary labels alone.", ""]
+    closing = ["", "`atcl COMMAND --help` shows the options of a command. Start with docs/quickstart.md."]
+    return "\n".join([*opening, *(" ".join(line.split("\n")) for line in lines), *closing])

@@ -1,1 +1,1 @@
-"""Watchers of a run that show or log it: progress on a terminal, TensorBoard."""
+"""Watchers that show or log a run: progress on a terminal, TensorBoard, CSV."""

@@ -1,0 +1,82 @@
+"""The names of recipes, losses and so on, without importing them.
+
+They come from `catalogue.json`, which `make catalogue` writes. If a source file is newer, they come from the
+registries, which imports PyTorch.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+from atcl.core.errors import AtclError, pick
+
+CATALOGUE = Path(__file__).with_name("catalogue.json")
+GRACE = 60.0  # seconds: an installation writes its files in any order
+
+LISTED_KINDS = (
+    "recipes",
+    "losses",
+    "datasets",
+    "models",
+    "labels",
+    "attacks",
+    "rules",
+    "exports",
+    "engines",
+    "experiments",
+    "weights",
+    "observations",
+    "figures",
+    "augmentations",
+    "loggers",
+    "launchers",
+)
+
+
+@cache
+def catalogue() -> dict[str, dict[str, str]]:
+    """Return the names of each kind, each with a line of description."""
+    package = CATALOGUE.parents[1]
+    newest = max(path.stat().st_mtime for path in package.rglob("*.py"))
+    if CATALOGUE.exists() and newest <= CATALOGUE.stat().st_mtime + GRACE:
+        found: dict[str, dict[str, str]] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+        return found
+    from atcl.cli.catalogue import LISTED
+
+    return {kind: dict(names) for kind, names in LISTED.items()}
+
+
+def listed(kind: str) -> dict[str, str]:
+    """Return the names of a kind, each with its description."""
+    return catalogue()[kind]
+
+
+def check_kind(kind: str) -> None:
+    """Raise an AtclError for a kind that cannot be listed."""
+    pick({name: name for name in LISTED_KINDS}, kind, "kind to list")
+
+
+def check_name(kind: str, name: str, singular: str) -> None:
+    """Raise an AtclError for an unknown name, with the closest one that exists.
+
+    Args:
+        kind: the kind, such as "losses".
+        name: the name.
+        singular: one of the kind, such as "loss", for the message.
+    """
+    pick(listed(kind), name, singular)
+
+
+def check_recipe(name: str) -> None:
+    """Raise an AtclError for a name that no recipe has, with the closest one that exists."""
+    recipes = listed("recipes")
+    halves = [recipe.partition("/") for recipe in recipes]
+    if any(name == method for _, _, method in halves):
+        raise AtclError(_not_whole(name, f"digits/{name}"))
+    if any(name == dataset for dataset, _, _ in halves):
+        raise AtclError(_not_whole(name, f"{name}/warmup-pla"))
+    pick(recipes, name, "recipe")
+
+
+def _not_whole(name: str, example: str) -> str:
+    return f"a recipe is named dataset/method, such as {example}, not {name!r}; `atcl list recipes` shows all"
