@@ -1,7 +1,7 @@
-"""What the data path costs: making a batch, against the adversarial step that uses it, for 60,000 images in one process.
+"""The cost of making a batch, compared with the adversarial step that uses it, for 60,000 images.
 
 python benchmarks/data_path.py --recipe kuzushiji/warmup-pla --device cpu
-python benchmarks/data_path.py --recipe cifar10/warmup-pla --device cuda --pinned   # images kept in the host's memory
+python benchmarks/data_path.py --recipe cifar10/warmup-pla --device cuda --pinned   # images in host memory
 """
 
 import contextlib
@@ -31,18 +31,18 @@ class Options:
     recipe: str = "kuzushiji/warmup-pla"
     images: int = 60_000
     steps: int = 5
-    """adversarial steps to time, after one that is not"""
+    """adversarial steps to time, after one that does not count"""
     device: str = "auto"
     pinned: bool = False
-    """keep the images in pinned memory of the host, as is done for sets that are too large"""
+    """keep the images in pinned memory of the host, as for sets that are too large for the GPU"""
 
 
 class Enough(Exception):
-    """Enough steps were timed."""
+    """Raised when enough steps were timed."""
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the milliseconds that some work takes, the device's queue included."""
+    """Return the milliseconds that a function takes, including what it queues on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = time.perf_counter()
@@ -53,7 +53,7 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
 
 
 def main(options: Options) -> None:
-    """Print the milliseconds of a step, of its batch, and the share."""
+    """Print the milliseconds of a step and of its batch, and the batch's share."""
     wanted, device = recipe(options.recipe), resolve(options.device)
     stage = replace(wanted.stages[-1], strength=Constant(1.0))
     classes = 10
@@ -85,16 +85,13 @@ def main(options: Options) -> None:
         index for index, _ in zip(shuffled(len(data), stage.batch_size, learner.rng), range(50), strict=False)
     ]
     batches = [
-        timed(partial(data.batch, index, stage.augmentation, learner.rng), device)
-        for index in indices
+        timed(partial(data.batch, index, stage.augmentation, learner.rng), device) for index in indices
     ]
     step, batch = statistics.median(steps[1:]), statistics.median(batches[5:]) + shuffle
-    told = environment(device)
-    print(
-        f"{options.recipe}, {len(data):,} images of {wanted.shape}, batch {stage.batch_size}, {stage.budget.steps} attack steps"
-    )
-    print(f"{told}")
-    print(f"images lie on {data.x.device}{' (pinned)' if options.pinned else ''}")
+    size = f"batch {stage.batch_size}, {stage.budget.steps} attack steps"
+    print(f"{options.recipe}, {len(data):,} images of {wanted.shape}, {size}")
+    print(f"{environment(device)}")
+    print(f"images are on {data.x.device}{' (pinned)' if options.pinned else ''}")
     print(f"adversarial step {step:.2f} ms, of which the batch {batch:.3f} ms: {100 * batch / step:.2f}%")
 
 

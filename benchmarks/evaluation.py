@@ -1,8 +1,11 @@
-"""AutoAttack through us against a plain call of pyautoattack, and against us without fp16, in one process; and PGD20 + CW30 on a whole test set.
+"""AutoAttack by atcl, compared with a plain call of pyautoattack and with atcl without fp16, in one process.
+
+It also times PGD20 and CW30 on a whole test set.
 
 python benchmarks/evaluation.py --model small_cnn --images 1000
 python benchmarks/evaluation.py --model resnet18 --images 512
-python benchmarks/evaluation.py --run runs/cifar10/warmup-pla/seed-1 --images 10000 --batch-size 2500 --plain-batch-sizes
+python benchmarks/evaluation.py --run runs/cifar10/warmup-pla/seed-1 --images 10000 --batch-size 2500 \\
+    --plain-batch-sizes
 """
 
 import json
@@ -34,7 +37,7 @@ class Options:
     """What to measure."""
 
     run: Path | None = None
-    """a trained run to attack, with its dataset and threat, instead of a model that is trained for a moment"""
+    """a trained run to attack, with its dataset and threat; without one a model is trained for a moment"""
     model: str = "small_cnn"
     dataset: str = "kuzushiji"
     data_dir: Path | None = None
@@ -43,15 +46,15 @@ class Options:
     epsilon: float = 0.3
     step_size: float = 0.01
     steps: int = 400
-    """adversarial training steps with true labels beforehand: an attack on an untrained model would be over at once"""
+    """adversarial training steps with true labels: an attack on an untrained model would end at once"""
     attack_steps: int = 10
     device: str = "auto"
     plain_batch_sizes: tuple[int, ...] = (250, 1000)
-    """of the plain calls: the default of the package, and ours; none: only us with and without fp16"""
+    """of the plain calls: the default of the package, and ours; none: only atcl with and without fp16"""
     out: Path | None = None
     """also write a JSON file"""
     whole: bool = True
-    """also time PGD20 + CW30 on the whole test set"""
+    """also time PGD20 and CW30 on the whole test set"""
 
 
 def trained(options: Options, device: torch.device) -> nn.Module:
@@ -89,7 +92,7 @@ def trained(options: Options, device: torch.device) -> nn.Module:
 
 
 def main(options: Options) -> None:
-    """Print one JSON object."""
+    """Print the times and accuracies as one JSON object."""
     device = resolve(options.device)
     run = None if options.run is None else open_run(options.run)
     model = trained(options, device) if run is None else run.model(options.device)
@@ -107,27 +110,19 @@ def main(options: Options) -> None:
     passes: dict[str, dict[str, float]] = {}
 
     def ours(half: bool) -> Tensor:
-        book = EvaluationCache(None, {})
-        found = withstood(
-            model,
-            part,
-            threat,
-            "autoattack",
-            replace(ATTACKS["autoattack"], half=half),
-            0,
-            options.batch_size,
-            book,
-        )[0]
-        steps = dict.fromkeys(step for step, _ in book.lines)
+        cache = EvaluationCache(None, {})
+        attack = replace(ATTACKS["autoattack"], half=half)
+        found = withstood(model, part, threat, "autoattack", attack, 0, options.batch_size, cache)[0]
+        steps = dict.fromkeys(step for step, _ in cache.lines)
         passes["ours" if half else "ours without fp16"] = {
-            step: sum(line["seconds"] for (other, _), line in book.lines.items() if other == step)
+            step: sum(line["seconds"] for (other, _), line in cache.lines.items() if other == step)
             for step in steps
         }
         return found
 
     with torch.no_grad():
         natural = float((model(x).argmax(1) == y).float().mean())
-    told: dict[str, object] = {
+    record: dict[str, object] = {
         "options": {name: str(value) for name, value in asdict(options).items() if name != "out"},
         "natural": 100 * natural,
     }
@@ -147,7 +142,7 @@ def main(options: Options) -> None:
             torch.cuda.synchronize()
         seconds[name] = time.perf_counter() - began
         print(f"{name}: {seconds[name]:.1f} s", flush=True)
-    told |= {
+    record |= {
         name: {
             "seconds": seconds[name],
             "accuracy": 100 * float(right.float().mean()),
@@ -157,22 +152,20 @@ def main(options: Options) -> None:
         }
         for name, right in verdicts.items()
     }
-    if plains := list(
-        calls
-    ):  # what the size of the batches alone changes, through the random numbers drawn for each
-        told["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
+    if plains := list(calls):  # what the batch size alone changes, by the random numbers of each batch
+        record["plain_calls_differ"] = int((verdicts[plains[0]] != verdicts[plains[-1]]).sum())
     if options.whole:
         began = time.perf_counter()
         whole = measure(model, test, threat, ["pgd20", "cw30"], batch_size=options.batch_size)
-        told["whole"] = {
+        record["whole"] = {
             "images": len(test),
             "seconds": time.perf_counter() - began,
             **{name: one.accuracy for name, one in whole.items()},
         }
-    told["environment"] = environment(device)
-    print(json.dumps(told, indent=2))
+    record["environment"] = environment(device)
+    print(json.dumps(record, indent=2))
     if options.out:
-        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Variance of the gradient directions of a batch: vectorised against a loop over its images, in one process.
+"""The variance of the gradient directions of a batch: vectorised, and by a loop over its images.
 
 python benchmarks/gradients.py [DEVICE] [IMAGES]
 """
@@ -23,7 +23,10 @@ OBJECTIVE = MinMax("log")
 
 
 def problem(device: torch.device, images: int) -> tuple[Module, Tensor, Targets]:
-    """Return the paper's network for Kuzushiji with a last layer that is no longer zero, random images, one complementary label each."""
+    """Return the paper's network for Kuzushiji, random images, and one complementary label for each.
+
+    Its last layer, which starts at zero, gets random weights.
+    """
     rng = generator(torch.device("cpu"), 0, "benchmark")
     torch.manual_seed(0)
     model = SmallCNN(10)
@@ -39,14 +42,14 @@ def problem(device: torch.device, images: int) -> tuple[Module, Tensor, Targets]
 
 
 def vectorised(model: Module, x: Tensor, targets: Targets) -> float | None:
-    """Return the trace by the library's way."""
+    """Return the trace as the library computes it."""
     return direction_variance(
         image_gradients(model, OBJECTIVE, x, x, targets, first_and_last(model)[0])
     ).trace
 
 
 def loop(model: Module, x: Tensor, targets: Targets) -> float:
-    """Return the trace from one backward pass for each image and the covariance matrix itself."""
+    """Return the trace from one backward pass for each image and the covariance matrix."""
     names, _ = first_and_last(model)
     parameters = [dict(model.named_parameters())[name] for name in names]
     directions = []
@@ -58,7 +61,7 @@ def loop(model: Module, x: Tensor, targets: Targets) -> float:
 
 
 def seconds(work: Callable[[], object], device: torch.device, times: int = 5) -> float:
-    """Return the median time of a piece of work, after one round that does not count."""
+    """Return the median time of a function, after one call that does not count."""
     found = []
     for _ in range(times + 1):
         began = time.perf_counter()
@@ -70,21 +73,20 @@ def seconds(work: Callable[[], object], device: torch.device, times: int = 5) ->
 
 
 def main() -> None:
-    """Print both times, their ratio, and how far the results lie apart."""
+    """Print both times, their ratio, and the difference of the results."""
     device = resolve(sys.argv[1] if len(sys.argv) > 1 else "auto")
     images = int(sys.argv[2]) if len(sys.argv) > 2 else 256
-    torch.backends.cudnn.allow_tf32 = False  # the two ways differ by rounding alone
+    torch.backends.cudnn.allow_tf32 = False  # the results then differ by rounding alone
     model, x, targets = problem(device, images)
     fast, slow = vectorised(model, x, targets), loop(model, x, targets)
     assert fast is not None
     print(
-        f"{hardware(device)['device']}, torch {torch.__version__}, {torch.get_num_threads()} threads, {images} images, SmallCNN, first layer"
+        f"{hardware(device)['device']}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{images} images, SmallCNN, first layer"
     )
     print(f"trace: vectorised {fast:.7f}, loop {slow:.7f}, apart by {abs(fast - slow):.1e}")
-    quick, slowly = (
-        seconds(lambda: vectorised(model, x, targets), device),
-        seconds(lambda: loop(model, x, targets), device),
-    )
+    quick = seconds(lambda: vectorised(model, x, targets), device)
+    slowly = seconds(lambda: loop(model, x, targets), device)
     print(f"vectorised {1000 * quick:.1f} ms, loop {1000 * slowly:.1f} ms: {slowly / quick:.1f} times faster")
 
 

@@ -1,4 +1,6 @@
-"""Does it matter that LOG is computed in log-space? The same seeds with softmax, then logarithm, as the official code has it.
+"""Whether it matters that LOG is computed in log-space: the same seeds with softmax, then logarithm.
+
+The official code computes it in the second way.
 
 python benchmarks/log_space.py [RECIPE] [SEEDS]
 """
@@ -19,7 +21,7 @@ from atcl.training.objectives import MinMax
 
 
 def softmax_then_log(logits: Tensor, targets: Targets) -> Tensor:
-    """LOG as the paper writes it and the official code computes it: infinite once the support underflows."""
+    """Return LOG as the official code computes it: infinite if the support underflows."""
     return -(targets.correction * (targets.weights * logits.softmax(1)).sum(1).log()).mean()
 
 
@@ -27,7 +29,7 @@ LOSSES["softmax_then_log"] = replace(LOSSES["log"], of=softmax_then_log)
 
 
 def by_loss(wanted: Recipe, loss: str) -> Recipe:
-    """Return a recipe that trains with LOG alone with another way to compute it."""
+    """Return a recipe of LOG with another way to compute it."""
     if any(stage.objective != MinMax("log") for stage in wanted.stages):
         raise SystemExit(
             f"a recipe on {wanted.dataset} that does not train with LOG alone has no other way to compute it"
@@ -36,7 +38,7 @@ def by_loss(wanted: Recipe, loss: str) -> Recipe:
 
 
 def main() -> None:
-    """Print what each seed's last model withstands, both ways."""
+    """Print the accuracies of each seed's last model, for both ways."""
     name, seeds = (
         sys.argv[1] if len(sys.argv) > 1 else "digits/direct-log",
         range(1, 1 + int(sys.argv[2] if len(sys.argv) > 2 else 3)),
@@ -48,11 +50,11 @@ def main() -> None:
                 try:
                     found = train(
                         by_loss(wanted, loss), name=name, seed=seed, out=Path(folder, "run")
-                    ).result["last_epoch"]["metrics"]
-                    told = ", ".join(f"{key} {one['accuracy']:.2f}" for key, one in found.items())
+                    ).result.last_metrics
+                    outcome = ", ".join(f"{key} {one.accuracy:.2f}" for key, one in found.items())
                 except AtclError as error:  # such as a loss that is not finite
-                    told = str(error)
-            print(f"{name} {loss:16} seed {seed}: {told}", flush=True)
+                    outcome = str(error)
+            print(f"{name} {loss:16} seed {seed}: {outcome}", flush=True)
 
 
 if __name__ == "__main__":

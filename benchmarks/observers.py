@@ -1,10 +1,11 @@
-"""What onlookers cost at their default frequency: how long each look takes, beside the epochs of the same run without any.
+"""The cost of observations at their default frequency, beside the epochs of the same run without any.
 
 python benchmarks/observers.py --recipe kuzushiji/oracle --epochs 8
 
-Two runs take turns by epochs in one process, since a shared machine drifts by more than onlookers cost. One is looked at after each epoch, and its
-looks are timed. Only epochs from the fourth on count: those before compile and record. The share is that of a whole run, with as many looks as it
-plans by itself.
+Two runs take turns by epochs in one process, since the speed of a shared machine drifts by more than
+observations cost. One of them is observed after each epoch, and each observation is timed. Only epochs from
+the fourth on count: those before compile and record. The printed share is that of a whole run, with as many
+observations as it plans by default.
 """
 
 import tempfile
@@ -30,7 +31,7 @@ from atcl.runs.start import problem_of
 from atcl.training.learner import Learner
 from atcl.training.loop import Snapshot, fitting
 
-SETTLED = 3  # epochs after which one counts
+SETTLED = 3  # the first epochs, which do not count
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Options:
 
     recipe: str = "digits/oracle"
     epochs: int = 8
-    """of its first stage, that are run"""
+    """how many epochs of its first stage are run"""
     observe: tuple[str, ...] = tuple(OBSERVATIONS)
     device: str = "auto"
     data_dir: Path | None = None
 
 
 def now(device: torch.device) -> float:
-    """Return the time: of the processor, or on a GPU of the clock once it has finished."""
+    """Return the processor's time or, on a GPU, the time of the clock once the GPU has finished."""
     if device.type != "cuda":
         return time.process_time()
     torch.cuda.synchronize(device)
@@ -54,7 +55,7 @@ def now(device: torch.device) -> float:
 
 
 class Stopwatch:
-    """Adds up the time of looks, by the name of what is looked at."""
+    """Keeps the time of each observation, by its name."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, dict[str, list[float]]()
@@ -62,35 +63,32 @@ class Stopwatch:
     def timed(
         self, name: str, of: Callable[[ObserverContext], Values]
     ) -> Callable[[ObserverContext], Values]:
-        """Return a look that notes how long it took."""
+        """Return an observation that also records how long it takes."""
 
-        def look(context: ObserverContext) -> Values:
+        def observe(context: ObserverContext) -> Values:
             began = now(self.device)
             values = of(context)
             self.seconds.setdefault(name, []).append(now(self.device) - began)
             return values
 
-        return look
+        return observe
 
 
 def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Path) -> Iterator[float]:
-    """Train a run, and yield the seconds of each epoch after it."""
+    """Train a run, and yield the seconds of each epoch."""
     (stage, *_), data = wanted.stages, problem.train
     run = Run(folder, "observed", 1, wanted, data.classes, wanted.shape)
     learner = Learner(run.fresh_model(), data, stage)
-    engine, observers = attach_observers(
-        names, run, problem, 0, learner, data, engine_of("auto", data.device, passes(wanted, len(data))), 1
-    )
+    step_engine = engine_of("auto", data.device, passes(wanted, len(data)))
+    engine, observers = attach_observers(names, run, problem, 0, learner, data, step_engine, 1)
     over = [False]
 
     def mark(_: Snapshot) -> Iterator[None]:
         over[0] = True
         yield  # before the next epoch begins
 
-    steps, began = (
-        fitting(learner, data, stage, seed=1, engine=engine, observers=[*observers, mark]),
-        now(data.device),
-    )
+    steps = fitting(learner, data, stage, seed=1, engine=engine, observers=[*observers, mark])
+    began = now(data.device)
     for _ in steps:
         if over[0]:
             yield now(data.device) - began
@@ -98,36 +96,30 @@ def epochs(wanted: Recipe, problem: Problem, names: tuple[str, ...], folder: Pat
 
 
 def main(options: Options) -> None:
-    """Print what a look takes, and what the onlookers add to a run."""
+    """Print the time of an observation, and what all observations add to a run."""
     if options.epochs <= SETTLED:
         raise SystemExit(f"give --epochs more than {SETTLED}: the first {SETTLED} do not count")
     device, wanted = resolve(options.device), recipe(options.recipe)
-    stage, problem, watch = (
-        wanted.stages[0],
-        problem_of(wanted, 1, options.data_dir).to(device),
-        Stopwatch(device),
-    )
+    problem = problem_of(wanted, 1, options.data_dir).to(device)
+    stage, watch = wanted.stages[0], Stopwatch(device)
     for name in options.observe:
         OBSERVATIONS[name] = replace(OBSERVATIONS[name], of=watch.timed(name, OBSERVATIONS[name].of))
     with tempfile.TemporaryDirectory() as folder, forked_rng(), room_to_compile(2):
         both = (epochs(wanted, problem, seen, Path(folder)) for seen in ((), options.observe))
         turns = list(islice(zip(*both, strict=True), options.epochs))[SETTLED:]
     alone, watched = (sum(times) / len(turns) for times in zip(*turns, strict=True))
-    looks = {name: sum(times[SETTLED:]) / len(times[SETTLED:]) for name, times in watch.seconds.items()}
-    steps, about = (
-        watched - sum(looks.values()) - alone,
-        environment(device),
-    )  # what notes in each step add to an epoch, and noise
-    print(
-        f"{options.recipe}, {about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}"
-    )
-    print(
-        f"an epoch, mean of {len(turns)}: {alone:.3f} s alone; watched, without its looks, {1000 * steps:+.1f} ms"
-    )
+    each = {name: sum(times[SETTLED:]) / len(times[SETTLED:]) for name, times in watch.seconds.items()}
+    # what the norms of each step add to an epoch, and noise
+    steps = watched - sum(each.values()) - alone
+    about = environment(device)
+    place = f"{about['device']}, torch {about['torch']}, {torch.get_num_threads()} threads, {about['commit']}"
+    print(f"{options.recipe}, {place}")
+    mean = f"an epoch, mean of {len(turns)}: {alone:.3f} s alone"
+    print(f"{mean}; observed, without the observations, {1000 * steps:+.1f} ms")
     plan = planned_epochs(options.observe, stage, problem, device)
-    for name, seconds in looks.items():
-        print(f"a look at {name} {1000 * seconds:.1f} ms, {len(plan[name])} of them in {stage.epochs} epochs")
-    added = sum(looks[name] * len(plan[name]) for name in looks) + max(0.0, steps) * stage.epochs
+    for name, seconds in each.items():
+        print(f"{name}: {1000 * seconds:.1f} ms each, {len(plan[name])} of them in {stage.epochs} epochs")
+    added = sum(each[name] * len(plan[name]) for name in each) + max(0.0, steps) * stage.epochs
     print(f"together: {100 * added / (alone * stage.epochs):+.1f}%")
 
 

@@ -1,4 +1,7 @@
-"""A training step the way the official code takes it, written anew: eager, deterministic cuDNN, noise from NumPy, a `backward()` for each ascent."""
+"""A training step as the official code does it, written anew for a comparison of times.
+
+It is eager, with deterministic cuDNN, noise from NumPy, and a `backward()` for each attack step.
+"""
 
 from dataclasses import dataclass
 
@@ -9,10 +12,11 @@ from torch import Tensor, nn
 
 @dataclass
 class Official:
-    """Model, optimiser and memory of pseudo-labels, stepped batch by batch from images in the host's memory."""
+    """A model with optimiser and memory of pseudo-labels, trained on images in the host's memory."""
 
     model: nn.Module
-    x: Tensor  # (n, C, H, W) floats in the host's memory, cropped and flipped: what a loader's workers do meanwhile is not counted
+    # (n, C, H, W) floats, cropped and flipped already: the time of a loader's workers does not count
+    x: Tensor
     complementary: Tensor  # (n,)
     epsilon: float
     step_size: float
@@ -30,12 +34,12 @@ class Official:
         self.memory = self.candidates / self.candidates.sum(1, keepdim=True)
 
     def loss(self, logits: Tensor, candidates: Tensor, guess: Tensor) -> Tensor:
-        """LOG with pseudo-labels: softmax first, then the logarithm."""
+        """Return LOG with pseudo-labels: softmax first, then the logarithm."""
         weights = self.gamma * candidates + (1 - self.gamma) * nn.functional.one_hot(guess, self.classes)
         return -(self.classes - 1) * (weights * logits.softmax(1)).sum(1).log().mean()
 
     def attack(self, x: Tensor, candidates: Tensor, guess: Tensor) -> Tensor:
-        """Ascend with gradients of all weights computed too, and thrown away."""
+        """Return the attacked images; gradients of all weights are computed, too, and not used."""
         self.model.eval()
         noise = np.random.uniform(-self.epsilon, self.epsilon, tuple(x.shape))
         adv = (x.detach() + torch.from_numpy(noise).float().to(self.device)).clamp(0, 1)
@@ -50,7 +54,7 @@ class Official:
         return adv.detach()
 
     def step(self, index: Tensor) -> float:
-        """Update the memory, attack, and descend; return the loss, which waits for the device."""
+        """Update the memory, attack, and train; return the loss, which waits for the device."""
         x, index = self.x[index].to(self.device), index.to(self.device)
         candidates = self.candidates[index]
         self.model.eval()

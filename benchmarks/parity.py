@@ -1,8 +1,9 @@
-"""Does a precision cost accuracy? The same seeds on a shortened schedule in several precisions, and what the last epoch's model withstands.
+"""Whether a precision costs accuracy: the same seeds on a shortened schedule in several precisions.
 
 python benchmarks/parity.py --recipe kuzushiji/warmup-pla --epochs 32 --seeds 1 2 3
 
-The natural opening stays as long as it is; the rise of the attack, the fall of gamma and the memory of predictions are shortened in proportion.
+The accuracies are those of the last epoch. The first natural epochs stay as many as they are; the rise of the
+attack, the fall of gamma and the memory of predictions are shortened in proportion.
 """
 
 import statistics
@@ -19,9 +20,9 @@ from atcl.core.device import environment, resolve
 from atcl.core.files import read_json, write_json
 from atcl.core.precisions import Precision
 from atcl.core.settings import digest
+from atcl.evaluation.reported import REPORTED
 from atcl.recipes.catalogue import recipe
 from atcl.recipes.schema import Recipe
-from atcl.reproduce.experiments import MEASURED
 from atcl.runs.spec import Execution, RunSpec
 from atcl.runs.start import train_together
 from atcl.training.schedules import CosineRise, LinearFall
@@ -36,18 +37,21 @@ class Options:
     epochs: int = 32
     seeds: tuple[int, ...] = (1, 2, 3)
     ways: tuple[str, ...] = ("bf16/tf32", "fp32/fp32")
-    """attack/update; the last is what the others are held to"""
+    """precisions of attack/update; the others are compared with the last one"""
     engine: str = "auto"
     device: str = "auto"
     data_dir: Path | None = None
     limit: float = 1800.0
-    """seconds after which no further way is begun"""
+    """seconds after which no further precision is started"""
     out: Path | None = None
-    """also write a JSON file, anew after each way; ways that it holds are not run again"""
+    """also write a JSON file after each precision; precisions that it has already are not run again"""
 
 
 def shortened(wanted: Recipe, epochs: int, precision: Precision) -> Recipe:
-    """Return a recipe of one stage with fewer epochs after its natural opening, in a precision; the last epoch is taken."""
+    """Return a recipe of one stage with fewer epochs after its natural ones, in a precision.
+
+    The last epoch is reported.
+    """
     (stage,) = wanted.stages
     rise, fall, memory = stage.strength, stage.gamma, stage.supervision
     if not (
@@ -56,9 +60,9 @@ def shortened(wanted: Recipe, epochs: int, precision: Precision) -> Recipe:
         and isinstance(memory, PseudoLabels)
         and rise.after == fall.after
     ):
-        raise SystemExit("only a recipe of warm-up and pseudo-labels is shortened")
+        raise SystemExit("only a recipe of warm-up and pseudo-labels can be shortened")
     if epochs <= rise.after:
-        raise SystemExit(f"the natural opening takes {rise.after} epochs: give --epochs more")
+        raise SystemExit(f"there are {rise.after} natural epochs first: give --epochs more")
     share = (epochs - rise.after) / (stage.epochs - rise.after)
     short = replace(
         stage,
@@ -72,13 +76,13 @@ def shortened(wanted: Recipe, epochs: int, precision: Precision) -> Recipe:
 
 
 def compared(rows: dict[str, dict[str, Any]], reference: str) -> list[dict[str, Any]]:
-    """Return how far each way's mean lies from that of one of them, beside the deviation of the seeds of both."""
-    told = []
+    """Return the difference of each precision's mean to the reference, with the mean deviation of seeds."""
+    found = []
     for way, row in rows.items():
-        for name in MEASURED if way != reference else ():
+        for name in REPORTED if way != reference else ():
             ours, theirs = (list(one["accuracies"][name].values()) for one in (row, rows[reference]))
             spread = statistics.mean([statistics.stdev(ours), statistics.stdev(theirs)])
-            told.append(
+            found.append(
                 {
                     "way": way,
                     "name": name,
@@ -86,31 +90,31 @@ def compared(rows: dict[str, dict[str, Any]], reference: str) -> list[dict[str, 
                     "deviation": spread,
                 }
             )
-    return told
+    return found
 
 
 def trained(short: Recipe, options: Options, device: torch.device) -> dict[str, Any]:
-    """Train a model for each seed, and return what is kept of them."""
+    """Train a model for each seed, and return what is recorded of them."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         specs = [RunSpec.of(short, seed=seed, out=Path(folder, str(seed))) for seed in options.seeds]
         runs = train_together(specs, Execution(options.device, options.data_dir, options.engine))
         found = {
-            name: {str(run.result["seed"]): run.result["metrics"][name]["accuracy"] for run in runs}
-            for name in MEASURED
+            name: {str(run.result.seed): run.result.metrics[name].accuracy for run in runs}
+            for name in REPORTED
         }
         first = runs[0].result
-    told = {
+    record = {
         "accuracies": found,
-        "engine": first["engine"],
-        "digest": first["digest"],
+        "engine": None if first.engine is None else asdict(first.engine),
+        "digest": first.digest,
         "seconds": time.perf_counter() - began,
     }
-    return {**told, "environment": environment(device)}
+    return {**record, "environment": environment(device)}
 
 
 def main(options: Options) -> None:
-    """Train what is not there yet, and print a line for each way and measure."""
+    """Train what is missing, and print a line for each precision and attack."""
     wanted, device, began = recipe(options.recipe), resolve(options.device), time.perf_counter()
     rows: dict[str, dict[str, Any]] = (
         read_json(options.out)["rows"] if options.out and options.out.exists() else {}
@@ -125,26 +129,28 @@ def main(options: Options) -> None:
         )
         if not there:
             if time.perf_counter() - began > options.limit:
-                raise SystemExit(f"{way} is not begun: the limit of {options.limit:.0f} seconds is over")
+                raise SystemExit(f"{way} is not started: the limit of {options.limit:.0f} seconds is over")
             rows[way] = trained(short, options, device)
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "options": {name: str(value) for name, value in asdict(options).items() if name != "out"},
             "rows": rows,
         }
         reference = options.ways[-1]
         if reference in rows and len(rows) > 1 and len(options.seeds) > 1:
-            told["compared"] = compared(rows, reference)
+            record["compared"] = compared(rows, reference)
         if options.out:
-            write_json(options.out, told)
+            write_json(options.out, record)
         for name, accuracies in rows[way]["accuracies"].items():
             seeds = "  ".join(f"{seed}: {value:.2f}" for seed, value in accuracies.items())
             print(
-                f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  ({seeds}; {rows[way]['environment']['commit']})",
+                f"{way:12} {name:8} {statistics.mean(accuracies.values()):6.2f}  "
+                f"({seeds}; {rows[way]['environment']['commit']})",
                 flush=True,
             )
-    for one in told.get("compared", []):
+    for one in record.get("compared", []):
         print(
-            f"{one['way']} - {reference}: {one['name']:8} {one['difference']:+.2f}, deviation of the seeds {one['deviation']:.2f}"
+            f"{one['way']} - {reference}: {one['name']:8} {one['difference']:+.2f}, "
+            f"deviation of the seeds {one['deviation']:.2f}"
         )
 
 

@@ -1,8 +1,10 @@
-"""When does direct training leave the constant answers that it begins with? The same seed under changes of what the paper leaves open.
+"""When direct training leaves the constant predictions that it starts with.
+
+The same seed is trained with changes of what the paper does not specify.
 
 python benchmarks/plateau.py --recipe mnist/direct-log --variants recipe fp32 random-head --epochs 100
 
-All variants train together. The one that bears on a question is compared with `recipe`: the recipe as it is.
+All variants train together. Each is compared with `recipe`, the recipe without changes.
 """
 
 import tempfile
@@ -28,7 +30,8 @@ from atcl.runs.spec import Execution, RunSpec
 from atcl.runs.start import train_together
 from atcl.runs.watcher import Watcher
 
-AWAY = 5.0  # points of natural accuracy above that of the best constant answer, from which on answers are no longer constant
+# points of natural accuracy above that of the best constant prediction: from there on, predictions vary
+AWAY = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,18 @@ class Options:
     device: str = "auto"
     data_dir: Path | None = None
     out: Path | None = None
-    """also write a JSON file, anew after each epoch"""
+    """also write a JSON file after each epoch"""
 
 
 def in_precision(precision: Precision) -> Callable[[Recipe], Recipe]:
-    """Return a change to another precision."""
+    """Return a function that changes a recipe to another precision."""
     return lambda wanted: replace(
         wanted, stages=tuple(replace(stage, precision=precision) for stage in wanted.stages)
     )
 
 
 def with_random_head(wanted: Recipe) -> Recipe:
-    """Let the last layer start as PyTorch draws one, in the place of zero."""
+    """Return a recipe whose last layer starts with PyTorch's random weights, not with zero."""
     name, build = f"{wanted.model}_random_head", MODELS[wanted.model]
 
     def drawn(classes: int, shape: tuple[int, int, int]) -> nn.Module:
@@ -68,7 +71,7 @@ def with_random_head(wanted: Recipe) -> Recipe:
 
 
 def with_softmax(wanted: Recipe) -> Recipe:
-    """Compute LOG by softmax, then logarithm."""
+    """Return a recipe that computes LOG by softmax, then logarithm."""
     return by_loss(wanted, "softmax_then_log")
 
 
@@ -84,9 +87,9 @@ VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
 
 @dataclass
 class Noting(Watcher):
-    """Keeps natural accuracy and PGD20 of each epoch."""
+    """A watcher that keeps natural accuracy and PGD20 of each epoch."""
 
-    constant: float  # percent: natural accuracy of the best constant answer
+    constant: float  # percent: natural accuracy of the best constant prediction
     after: Callable[[], None]
     epochs: list[dict[str, float]] = field(default_factory=list)
 
@@ -96,7 +99,7 @@ class Noting(Watcher):
 
     @property
     def left(self) -> float | None:
-        """The first epoch from which on natural accuracy stays above that of a constant answer; None: there is none."""
+        """The first epoch after which natural accuracy stays above that of a constant prediction, if any."""
         kept = [one["epoch"] for one in self.epochs if one["test_natural"] <= self.constant + AWAY]
         first = kept[-1] + 1 if kept else 1
         return first if first <= self.epochs[-1]["epoch"] else None
@@ -104,11 +107,10 @@ class Noting(Watcher):
 
 def main(options: Options) -> None:
     """Train, and print for each variant when it leaves the plateau and where it ends."""
-    wanted = replace(
-        recipe(options.recipe), selection="test_pgd20"
-    )  # so that each epoch looks at the test set
+    # this rule has each epoch evaluated on the test set
+    wanted = replace(recipe(options.recipe), selection="test_pgd20")
     if len(wanted.stages) > 1:
-        raise SystemExit("a plateau is that of a recipe of one stage")
+        raise SystemExit("give a recipe of one stage")
     test = DATASETS[wanted.dataset](options.data_dir).test.truth
     constant = 100 * int(test.labels.bincount().max()) / len(test.labels)
     if options.epochs:
@@ -124,12 +126,12 @@ def main(options: Options) -> None:
 
     def write() -> None:
         if options.out:
-            told = {
+            record = {
                 "recipe": options.recipe,
                 "environment": environment(device),
                 "seconds": time.perf_counter() - began,
             }
-            write_json(options.out, {**told, "runs": {name: note.epochs for name, note in notes.items()}})
+            write_json(options.out, {**record, "runs": {name: note.epochs for name, note in notes.items()}})
 
     with tempfile.TemporaryDirectory() as folder:
         specs = []
@@ -138,15 +140,13 @@ def main(options: Options) -> None:
                 notes[f"{name}:{seed}"] = note = Noting(constant, write)
                 specs.append(RunSpec(variant, options.recipe, seed, Path(folder, f"{name}-{seed}")))
         train_together(specs, Execution(options.device, options.data_dir), list(notes.values()))
-    print(
-        f"{options.recipe}, {environment(device)['device']}, torch {torch.__version__}, {time.perf_counter() - began:.0f} s"
-    )
+    place = f"{environment(device)['device']}, torch {torch.__version__}"
+    print(f"{options.recipe}, {place}, {time.perf_counter() - began:.0f} s")
     for name, note in notes.items():
         last = note.epochs[-1]
-        told = f"leaves the plateau in epoch {note.left:.0f}" if note.left else "does not leave the plateau"
-        print(
-            f"{name:16} {told}; epoch {last['epoch']:.0f}: natural {last['test_natural']:.2f}, PGD20 {last['test_pgd20']:.2f}"
-        )
+        when = f"leaves the plateau in epoch {note.left:.0f}" if note.left else "does not leave the plateau"
+        accuracies = f"natural {last['test_natural']:.2f}, PGD20 {last['test_pgd20']:.2f}"
+        print(f"{name:16} {when}; epoch {last['epoch']:.0f}: {accuracies}")
 
 
 if __name__ == "__main__":

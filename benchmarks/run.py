@@ -1,10 +1,12 @@
-"""A whole run: seconds from start to result, with the test set attacked after each epoch as the recipe says, compiling included.
+"""The time of a whole run, from start to result, including compilation and the evaluation after each epoch.
 
 python benchmarks/run.py --recipe cifar10/warmup-pla --epochs 10
 
-Images are a picture of their class in some noise: they cost what real ones cost, and a model soon knows them, so that nearly all of the test set
-is attacked (the last natural accuracy of the journal is told). With `--epochs`, so many natural and so many adversarial epochs are run, and the
-rest is reckoned from their medians; the first of each phase, in which steps are compiled and recorded, counts as it is.
+The images are a picture of their class in some noise. They cost as much as real ones, and a model soon knows
+them, so that nearly all of the test set is attacked (the last natural accuracy of the journal is printed).
+With `--epochs`, only so many natural and adversarial epochs are run, and the time of all epochs is
+extrapolated from their medians. The first epoch of each phase, in which steps are compiled and recorded,
+counts as it is.
 """
 
 import json
@@ -56,7 +58,10 @@ class Options:
 
 
 def data_like(wanted: Recipe) -> Problem:
-    """Return a picture for each class in some noise, of the sizes and shapes of a dataset, with one complementary label each."""
+    """Return a picture for each class in some noise, in the sizes and shapes of a dataset.
+
+    Each image has one complementary label.
+    """
     rng = torch.Generator().manual_seed(0)
     squares = torch.randint(0, 2, (10, wanted.shape[0], 4, 4), generator=rng)
     pictures = F.interpolate(255.0 * squares, size=wanted.shape[1:]).to(torch.uint8)
@@ -73,12 +78,12 @@ def data_like(wanted: Recipe) -> Problem:
     return Problem(train, Truth(labels[0], 10), Split(images[1], Truth(labels[1], 10)))
 
 
-def reckoned(records: list[Record], wanted: Recipe) -> tuple[float, dict[str, Any]]:
-    """Return the seconds of all epochs, and what they were reckoned from."""
+def extrapolated(records: list[Record], wanted: Recipe) -> tuple[float, dict[str, Any]]:
+    """Return the seconds of all epochs, and what they are extrapolated from."""
     if len(wanted.stages) > 1:
         return sum(record["seconds"] for record in records), {}
     (stage,) = wanted.stages
-    total, told = 0.0, {}
+    total, found = 0.0, {}
     for phase in ("natural", "adversarial"):
         seconds = [record["seconds"] for record in records if (record["steps"] == 0) == (phase == "natural")]
         if not seconds:
@@ -89,12 +94,12 @@ def reckoned(records: list[Record], wanted: Recipe) -> tuple[float, dict[str, An
         )
         first, each = seconds[0], statistics.median(seconds[1:])
         total += first + (epochs - 1) * each
-        told[phase] = {"epochs": epochs, "first_s": first, "each_s": each, "run": len(seconds)}
-    return total, told
+        found[phase] = {"epochs": epochs, "first_s": first, "each_s": each, "run": len(seconds)}
+    return total, found
 
 
 def main(options: Options) -> None:
-    """Run, reckon and print."""
+    """Run, extrapolate and print."""
     wanted, device = recipe(options.recipe), resolve(options.device)
     short = wanted
     if options.epochs is not None:
@@ -113,26 +118,26 @@ def main(options: Options) -> None:
         runs = train_together(specs, Execution(device=options.device, engine=options.engine))
         whole = time.perf_counter() - began
         spent = sum(record["seconds"] for record in runs[0].journal)
-        training, phases = reckoned(runs[0].journal, wanted)
-        engine = runs[0].result["engine"]
+        training, phases = extrapolated(runs[0].journal, wanted)
+        use = runs[0].result.engine
         known = runs[0].journal[-1].get("test_natural")
     total = training + whole - spent
-    told = {
+    record = {
         "options": asdict(options) | {"out": None},
         "environment": environment(device),
-        "engine": engine,
+        "engine": None if use is None else asdict(use),
         "phases": phases,
         "outside_of_epochs_s": whole - spent,
         "total_s": total,
         "extrapolated": options.epochs is not None,
         "test_natural": known,
     }
-    print(json.dumps(told, indent=2))
-    peak = f", peak {engine['peak_gpu_bytes'] / 2**30:.2f} GiB" if engine["peak_gpu_bytes"] else ""
-    how = f"reckoned from {options.epochs} epochs of each phase" if options.epochs else "measured"
+    print(json.dumps(record, indent=2))
+    peak = f", peak {use.peak_gpu_bytes / 2**30:.2f} GiB" if use and use.peak_gpu_bytes else ""
+    how = f"extrapolated from {options.epochs} epochs of each phase" if options.epochs else "measured"
     print(f"{options.recipe}, {len(options.seeds)} at once: {total / 60:.1f} minutes ({how}){peak}")
     if options.out:
-        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

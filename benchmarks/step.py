@@ -1,6 +1,7 @@
-"""One training step: the official way, and ours in each engine and precision, in one process.
+"""One training step: as the official code does it, and by atcl in each engine and precision.
 
-The official code leaves the defaults of its PyTorch 1.11, tf32 in convolutions and products: its way is timed so, and in plain fp32 beside it.
+The official code keeps the defaults of its PyTorch 1.11, which are tf32 in convolutions and products. It is
+timed with these, and in plain fp32.
 
 python benchmarks/step.py --recipe kuzushiji/warmup-pla --repeats 20
 """
@@ -38,7 +39,7 @@ class Options:
     """What is timed."""
 
     recipe: str = "kuzushiji/warmup-pla"
-    """whose last stage is run at full strength, with the memory of predictions updated"""
+    """its last stage is run at full strength, with updates of the memory of predictions"""
     ways: tuple[str, ...] = (
         "eager/fp32/fp32",
         "captured/fp32/fp32",
@@ -48,18 +49,18 @@ class Options:
     )
     """engine/precision of the attack/precision of the update"""
     together: tuple[int, ...] = ()
-    """numbers of models trained at once in the last of the ways"""
+    """numbers of models that are trained at once in the last of the ways"""
     repeats: int = 20
     images: int = 4096
     device: str = "auto"
     limit: float = 500.0
-    """seconds after which no further way is begun"""
+    """seconds after which no further way is started"""
     out: Path | None = None
     """also write a JSON file"""
 
 
 def milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median time of one piece of work, after three that do not count."""
+    """Return the median time of a function, after three calls that do not count."""
     times = []
     for number in range(repeats + 3):
         began = time.perf_counter()
@@ -74,7 +75,7 @@ def milliseconds(work: Callable[[], object], repeats: int, device: torch.device)
 def problem(
     options: Options, device: torch.device
 ) -> tuple[Stage, WeakData, Callable[[], torch.nn.Module], torch.Tensor]:
-    """Return a stage at full strength, random data of the recipe's shape, a maker of models, and the complementary labels."""
+    """Return a stage at full strength, random data of the recipe's shape, a builder of models, and labels."""
     wanted = recipe(options.recipe)
     stage = replace(
         wanted.stages[-1],
@@ -91,14 +92,18 @@ def problem(
 
 
 def operations(stage: Stage, data: WeakData, build: Callable[[], torch.nn.Module]) -> int:
-    """Return the floating-point operations of a step: a pass forward counted, an input gradient as dear as that, a gradient of the weights too."""
+    """Return the floating-point operations of a step.
+
+    A gradient of the input costs as much as a forward pass, and so does a gradient of the weights.
+    """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         build().to(data.device)(data.x[: stage.batch_size].float())
-    return int(counter.get_total_flops()) * (1 + 2 * stage.budget.steps + 3)  # memory, attack, update
+    # one pass for the memory, two for each attack step, three for the update
+    return int(counter.get_total_flops()) * (1 + 2 * stage.budget.steps + 3)
 
 
 def matrix_rate(device: torch.device) -> float:
-    """Return the operations a second of a large bf16 matrix product on random numbers."""
+    """Return the operations per second of a large matrix product, in bf16 on a GPU."""
     size = 8192 if device.type == "cuda" else 1024
     one, two = (
         torch.randn(
@@ -110,7 +115,7 @@ def matrix_rate(device: torch.device) -> float:
 
 
 def ours(options: Options, way: str, models: int, device: torch.device) -> dict[str, Any]:
-    """Time a step of one way, for so many models at once."""
+    """Return the time of a step in one way, for so many models at once."""
     name, attack, update = way.split("/")
     stage, data, build, _ = problem(options, device)
     stage = replace(stage, precision=Precision(attack, update))  # type: ignore[arg-type]
@@ -150,20 +155,21 @@ def ours(options: Options, way: str, models: int, device: torch.device) -> dict[
 
 
 def main(options: Options) -> None:
-    """Time each way, print a table, keep it where asked for."""
+    """Time each way, and print a table."""
     began = time.perf_counter()
     device = resolve(options.device)
     stage, data, build, complementary = problem(options, device)
-    about = f"{options.recipe}, batch {stage.batch_size}, {stage.budget.steps} attack steps, with the memory update"
-    told: dict[str, Any] = {
+    steps = f"batch {stage.batch_size}, {stage.budget.steps} attack steps"
+    about = f"{options.recipe}, {steps}, with the memory update"
+    record: dict[str, Any] = {
         "about": about,
         "options": asdict(options) | {"out": None},
         "environment": environment(device),
     }
     rate, flops = matrix_rate(device), operations(stage, data, build)
-    told |= {"flops": flops, "matrix_flops_per_second": rate, "limit_ms": 1000 * flops / rate, "rows": []}
-    print(f"{told['about']}\n{told['environment']}")
-    print(f"{flops / 1e9:.0f} GFLOP at {rate / 1e12:.1f} TFLOP/s: {told['limit_ms']:.2f} ms\n", flush=True)
+    record |= {"flops": flops, "matrix_flops_per_second": rate, "limit_ms": 1000 * flops / rate, "rows": []}
+    print(f"{record['about']}\n{record['environment']}")
+    print(f"{flops / 1e9:.0f} GFLOP at {rate / 1e12:.1f} TFLOP/s: {record['limit_ms']:.2f} ms\n", flush=True)
     official = Official(
         build().to(device),
         as_float(data.x.cpu()),
@@ -194,26 +200,24 @@ def main(options: Options) -> None:
         if time.perf_counter() - began > options.limit:
             print(f"{way}: no time left")
             continue
-        first, row, second = (
-            theirs(),
-            ours(options, way, models, device),
-            theirs(),
-        )  # before and after, since machines drift
+        # before and after, since the speed of a machine drifts
+        first, row, second = theirs(), ours(options, way, models, device), theirs()
         official_ms = {kind: (first[kind] + second[kind]) / 2 for kind in kinds}
         row |= {
             "official_ms": official_ms,
             "ratio": {kind: one / row["ms"] for kind, one in official_ms.items()},
         }
         beside = "".join(f"{official_ms[kind]:15.2f} {row['ratio'][kind]:7.2f}" for kind in kinds)
-        row["share_of_limit"] = told["limit_ms"] / row["ms"]
-        told["rows"].append(row)
+        row["share_of_limit"] = record["limit_ms"] / row["ms"]
+        record["rows"].append(row)
         peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
         print(
-            f"{way:28} {models:6} {row['ms']:9.2f} {beside} {row['share_of_limit']:9.1%} {peak:>9} {row['warm_up_s']:9.1f}",
+            f"{way:28} {models:6} {row['ms']:9.2f} {beside} {row['share_of_limit']:9.1%} "
+            f"{peak:>9} {row['warm_up_s']:9.1f}",
             flush=True,
         )
         if options.out:
-            options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

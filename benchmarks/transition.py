@@ -1,4 +1,4 @@
-"""How near the estimated transition matrix comes, and what FORWARD gains by it: digits, natural training, on a CPU.
+"""The error of the estimated transition matrix, and the accuracy of FORWARD with it: digits, natural.
 
 python benchmarks/transition.py [SEEDS]
 """
@@ -18,6 +18,7 @@ from atcl.datasets.labels import Biased, Complementary, Drawn, weaken
 from atcl.datasets.sources import digits
 from atcl.losses import uniform_transition
 from atcl.models.small import TinyCNN
+from atcl.reproduce.cells import in_words
 from atcl.training.learner import Learner
 from atcl.training.loop import fit
 from atcl.training.objectives import MinMax
@@ -27,12 +28,12 @@ SOURCES: dict[str, Drawn] = {"uniform": Complementary(), "weak": Biased("weak"),
 
 
 def build() -> Module:
-    """Return a new model."""
+    """Return a new model of the digits."""
     return TinyCNN(10, (1, 8, 8))
 
 
 def accuracy(data: WeakData, seed: int) -> float:
-    """Train with FORWARD under the matrix that the data carry, and return natural test accuracy in %."""
+    """Train with FORWARD and the data's transition matrix, and return natural test accuracy in %."""
     stage = replace(NATURAL, objective=MinMax("forward"))
     torch.manual_seed(derive(seed, "model"))
     learner = Learner(build(), data, stage)
@@ -44,13 +45,8 @@ def accuracy(data: WeakData, seed: int) -> float:
         )
 
 
-def spread(numbers: list[float]) -> str:
-    """Return mean and standard deviation (ddof = 0)."""
-    return f"{mean(numbers):.1f} ± {mean((number - mean(numbers)) ** 2 for number in numbers) ** 0.5:.1f}"
-
-
 def row(name: str, source: Drawn, seeds: range) -> str:
-    """Return a line of the table: errors of the matrices, accuracy of FORWARD with each."""
+    """Return a row of the table: errors of the matrices, and accuracy of FORWARD with each."""
     true = source.shares(10)
     matrices: dict[str, list[Tensor]] = {"uniform": [], "estimated": [], "used": []}
     accuracies: dict[str, list[float]] = {kind: [] for kind in matrices}
@@ -63,11 +59,13 @@ def row(name: str, source: Drawn, seeds: range) -> str:
         ):
             matrices[kind].append(matrix)
             accuracies[kind].append(accuracy(replace(data, transition=matrix), seed))
+    distances = [[(matrix - true).abs() for matrix in found] for found in matrices.values()]
     errors = [
-        f"{mean(float((m - true).abs().mean()) for m in ms):.4f}, {max(float((m - true).abs().max()) for m in ms):.3f}"
-        for ms in matrices.values()
+        f"{mean(float(one.mean()) for one in each):.4f}, {max(float(one.max()) for one in each):.3f}"
+        for each in distances
     ]
-    return " | ".join([f"| {name}", *errors[:2], *map(spread, accuracies.values())]) + " |"
+    found = [in_words(numbers, 1) for numbers in accuracies.values()]
+    return " | ".join([f"| {name}", *errors[:2], *found]) + " |"
 
 
 def main() -> None:
@@ -75,7 +73,8 @@ def main() -> None:
     torch.set_num_threads(1)
     seeds = range(1, 1 + int(sys.argv[1] if len(sys.argv) > 1 else 3))
     print(
-        "| labels | error of the uniform matrix: mean, max | of the estimate | FORWARD, uniform | FORWARD, estimate | FORWARD, matrix used |"
+        "| labels | error of the uniform matrix: mean, max | of the estimate "
+        "| FORWARD, uniform | FORWARD, estimate | FORWARD, matrix used |"
     )
     print("|---|---|---|---|---|---|")
     for name, source in SOURCES.items():

@@ -1,4 +1,4 @@
-"""What the site adds to the pages of docs/: equations as MathML, the files that pages link to, and a catalogue of all that can be named."""
+"""What the site adds to the pages of docs/: equations as MathML, linked files, and a catalogue of names."""
 
 import html
 import os
@@ -14,10 +14,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-ADOPTED = {
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
-}  # pages of the repository's root that are pages of the site
+# pages in the root of the repository that are pages of the site
+ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 NAMES = {"README.md": "index.md", **ADOPTED}
 LANGUAGES = {
     ".py": "python",
@@ -31,11 +29,11 @@ LANGUAGES = {
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=(?:#[^)\s]*)?\))")
 _FILE_LINK = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w./-]+\.md)")
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
-_FUNCTION = re.compile(r"(<mi>(?:log|exp|cos|sign)</mi>)(?=<m(?!o))")  # a name and its argument stand apart
+_FUNCTION = re.compile(r"(<mi>(?:log|exp|cos|sign)</mi>)(?=<m(?!o))")  # a space follows a function's name
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that do not lie in docs/: those of the root, the catalogue, and what pages link to outside of docs/."""
+    """Add the pages that are not in docs/: those of the root, the catalogue, and files that pages link to."""
     texts = {f"docs/{one.src_uri}": one.content_string for one in files.documentation_pages()}
     texts |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ADOPTED}
     for name, page in ADOPTED.items():
@@ -48,31 +46,34 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links out of docs/ into links to the site's own pages of those files, and names of files into titles."""
+    """Make links out of docs/ lead to the site's pages of those files, and show titles for names of files."""
     here = page.file.src_uri
     text = markdown if page.file.generated_by else relinked(markdown, f"docs/{here}", here)
     return titled(text, here, {path: title for title, path in _leaves(config.nav)})
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn equations into MathML, which browsers draw by themselves."""
+    """Turn equations into MathML, which browsers display without a script."""
     return _EQUATION.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
 
 
 def mathml(tex: str, *, block: bool) -> str:
-    """Return an equation as browsers draw it."""
+    """Return an equation as MathML.
+
+    Raises:
+        PluginError: the converter does not know one of its commands.
+    """
     drawn = convert(tex.strip(), display="block" if block else "inline")
-    if "\\" in drawn:  # the converter prints a command that it does not know
+    if "\\" in drawn:  # the converter copies a command that it does not know
         raise PluginError(f"an equation has a command that cannot be drawn: {tex.strip()}")
     drawn = _FUNCTION.sub(r'\1<mspace width="0.167em"/>', drawn)
-    drawn = drawn.replace(
-        "<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>'
-    )  # bars of a norm, which would grow on one side alone
+    # bars of a norm, which would stretch on one side alone
+    drawn = drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')
     return f'<div class="equation">{drawn}</div>' if block else drawn
 
 
 def outside(text: str, name: str) -> set[str]:
-    """Return the paths in the repository, outside of docs/, that a page links to and that no page of the site stands for."""
+    """Return the paths outside of docs/ that a page links to, except those that are pages of the site."""
     return {
         path
         for path in (resolved(link, name) for link in _LINK.findall(text))
@@ -81,13 +82,16 @@ def outside(text: str, name: str) -> set[str]:
 
 
 def resolved(link: str, name: str) -> str | None:
-    """Return what a link of the file `name` points to, as a path in the repository; None where there is nothing."""
+    """Return the path in the repository that a link of the file `name` leads to; None if nothing is there."""
     path = os.path.normpath(PurePosixPath(name).parent / link)
     return path if not path.startswith("..") and (ROOT / path).exists() else None
 
 
 def relinked(text: str, name: str, page: str) -> str:
-    """Return the text of the file `name` with its links as they are from the site's `page`; what leads nowhere is left, for the build to refuse."""
+    """Return the text of the file `name` with links as they must be on the site's `page`.
+
+    A link that leads nowhere is left, and the build refuses it.
+    """
 
     def link(found: re.Match[str]) -> str:
         path = resolved(found[1], name)
@@ -102,7 +106,10 @@ def relinked(text: str, name: str, page: str) -> str:
 
 
 def titled(text: str, page: str, titles: Mapping[str, str]) -> str:
-    """Return a text in which links that read as the name of a file, which is right in the repository, read as the title of its page."""
+    """Return a text in which links that show the name of a file show the title of its page.
+
+    In the repository the name of the file is right.
+    """
 
     def link(found: re.Match[str]) -> str:
         title = titles.get(os.path.normpath(PurePosixPath(page).parent / found[1]))
@@ -112,14 +119,14 @@ def titled(text: str, page: str, titles: Mapping[str, str]) -> str:
 
 
 def _leaves(nav: Any) -> Iterator[tuple[str, str]]:
-    """Return title and path of each page that the navigation names."""
+    """Yield title and path of each page in the navigation."""
     for entry in nav if isinstance(nav, list) else []:
         for title, inside in entry.items() if isinstance(entry, dict) else []:
             yield from [(title, inside)] if isinstance(inside, str) else _leaves(inside)
 
 
 def shown(path: str) -> dict[str, str]:
-    """Return pages that show a file, or a folder with the files in it as they are."""
+    """Return pages that show a file, or a folder with its JSON files."""
     place, page = ROOT / path, f"source/{path}.md"
     if place.is_file():
         return {
@@ -145,12 +152,12 @@ def _source(title: str, body: str) -> str:
 
 
 def catalogue() -> str:
-    """Return a page of all that `atcl list` lists."""
-    from atcl.cli.list import LISTED
+    """Return a page of everything that `atcl list` lists."""
+    from atcl.cli.catalogue import LISTED
     from atcl.recipes.defaults import DEFAULTS
     from atcl.recipes.methods import METHODS
 
-    parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` tells it."]
+    parts = ["# Catalogue\n\nAll that a recipe, a command or a call can name, as `atcl list KIND` shows it."]
     for kind, named in LISTED.items():
         rows = (
             {method: named[f"{next(iter(DEFAULTS))}/{method}"] for method in METHODS}

@@ -1,4 +1,4 @@
-"""Why direct training fails, in numbers: pure functions of a model, a batch and its labels. Those that need the truth are handed it."""
+"""Analyses of gradients and attacks: functions of a model, and observers of a run."""
 
 from atcl.analysis.attacks import (
     Quality,

@@ -1,4 +1,4 @@
-"""How good an attack is, measured by the truth: what it shares with the attack through the true label, and what it does to the true class."""
+"""The quality of an attack, measured by the truth: compared with the attack through the true label."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,20 +17,16 @@ from atcl.losses import LOSSES, PAPER, Targets
 from atcl.training.supervision import guesses
 
 ORACLE = "oracle"  # the attack through the true label
-
-
 GUESSED = "pla"  # LOG with half of its weight on the pseudo-label
-
-
 GAMMA = 0.5  # as in the paper's analysis
 
 
 @dataclass(frozen=True)
 class Quality:
-    """An attack on each of n images, beside the attack through the true label."""
+    """The quality of an attack on each of n images, compared with the attack through the true label."""
 
     cosine: Tensor  # (n,) between the signs of the two gradients at the natural image
-    l1: Tensor  # (n,) between the two adversarial images, summed over pixels
+    l1: Tensor  # (n,) between the two adversarial images, summed over values
     natural: Tensor  # (n,) p(y | x)
     attacked: Tensor  # (n,) p(y | adv)
 
@@ -53,15 +49,18 @@ def attack_qualities(
     budget: Budget,
     rng: Generator,
 ) -> dict[str, Quality]:
-    """Return the quality of an attack through each climb, and through the true label, on one model, all from the same random start."""
-    return qualities_from(
-        STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng),
-        model,
-        x,
-        attack_losses,
-        true,
-        budget,
-    )
+    """Return the quality of an attack with each attack loss, and of the attack through the true label.
+
+    Args:
+        model: the model that is attacked.
+        x: (n, C, H, W) in [0, 1].
+        attack_losses: what each attack raises, by name.
+        true: (n,) the true classes.
+        budget: of each attack; all begin at the same random start.
+        rng: the start is drawn from it.
+    """
+    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng)
+    return qualities_from(start, model, x, attack_losses, true, budget)
 
 
 def qualities_from(
@@ -72,7 +71,7 @@ def qualities_from(
     true: Tensor,
     budget: Budget,
 ) -> dict[str, Quality]:
-    """Return what `attack_qualities` does, for attacks that start from these images."""
+    """Do what `attack_qualities` does, for attacks that begin at these images (n, C, H, W)."""
     found, signs, idle = {}, {}, Generator()
     for name, attack_loss in {ORACLE: cross_entropy_of(true), **attack_losses}.items():
         found[name] = pgd(
@@ -100,16 +99,20 @@ def qualities_from(
 
 
 def paper_attack_losses(model: Module, x: Tensor, candidates: Tensor) -> dict[str, AttackLoss]:
-    """Return what the paper compares: each of its losses on the complementary labels, and LOG with pseudo-labels at gamma 0.5."""
-    attack_losses = {name: _climb(name, Targets(candidates)) for name in PAPER}
-    # Paper: the guess comes from a moving average of the predictions; ours: from the present one, so that nothing is remembered between epochs.
+    """Return the attack losses that the paper compares.
+
+    These are each of its losses on the complementary labels, and LOG with pseudo-labels at gamma 0.5.
+    """
+    attack_losses = {name: _attack_loss(name, Targets(candidates)) for name in PAPER}
+    # Paper: the guess comes from a moving average of the predictions. Here it comes from the current ones,
+    # so that nothing is kept between epochs.
     with evaluating(model), torch.no_grad():
         guess = guesses(model(x).softmax(1), candidates)
-    return {**attack_losses, GUESSED: _climb("log", Targets(candidates, GAMMA, guess))}
+    return {**attack_losses, GUESSED: _attack_loss("log", Targets(candidates, GAMMA, guess))}
 
 
 def input_sign(model: Module, x: Tensor, attack_loss: AttackLoss) -> Tensor:
-    """Return the sign of the gradient with respect to each pixel of the natural images."""
+    """Return the sign of the gradient of an attack loss with respect to the natural images."""
     with evaluating(model), torch.enable_grad():
         image = x.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(attack_loss(model(image)), image)
@@ -117,13 +120,13 @@ def input_sign(model: Module, x: Tensor, attack_loss: AttackLoss) -> Tensor:
 
 
 def sign_cosine(one: Tensor, two: Tensor) -> Tensor:
-    """Return (n,): the cosine of the angle between two sign vectors; 0 where either is all zero."""
+    """Return (n,): the cosine of the angle between sign vectors; 0 where either is all zero."""
     return F.cosine_similarity(one.flatten(1), two.flatten(1))
 
 
 @torch.no_grad()
 def true_probability(model: Module, x: Tensor, true: Tensor) -> Tensor:
-    """Return (n,): the probability that the model gives to the true class."""
+    """Return (n,): the probability that the model assigns to the true class."""
     with evaluating(model):
         probabilities: Tensor = model(x).softmax(1)
     return probabilities.gather(1, true[:, None])[:, 0]
@@ -134,5 +137,5 @@ def lowered_share(natural: Tensor, attacked: Tensor) -> float:
     return float((attacked < natural).float().mean())
 
 
-def _climb(name: str, targets: Targets) -> AttackLoss:
+def _attack_loss(name: str, targets: Targets) -> AttackLoss:
     return lambda logits: LOSSES[name](logits, targets)

@@ -1,4 +1,4 @@
-"""Gradients of the weights: how far the images of a batch agree, and how much of them reaches the first layer."""
+"""Gradients of the weights: how much their directions vary within a batch, and their norms by layer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,21 +17,24 @@ from atcl.training.objectives import Objective
 
 @dataclass(frozen=True)
 class Variance:
-    """How far the gradient directions of a batch scatter."""
+    """The variance of the gradient directions of a batch."""
 
-    trace: float | None  # of their covariance, from 0 (all agree) to 1; None where no image has a direction
-    zeros: float  # share of the images whose gradient is zero, which have no direction
+    trace: float | None  # of their covariance, from 0 (all agree) to 1; None if all gradients are zero
+    zeros: float  # share of the images whose gradient is zero
 
 
 def first_and_last(model: Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the parameters of the first and of the last layer that has any, in the order in which the model defines them."""
+    """Return the names of the parameters of the first and of the last layer that has any.
+
+    The order is the one in which the model defines its layers.
+    """
     layers = [
         tuple(f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters(recurse=False))
         for name, module in model.named_modules()
     ]
     owning = [names for names in layers if names]
     if not owning:
-        raise AtclError("the model has no parameters, so it has no gradients to look at")
+        raise AtclError("the model has no parameters, so it has no gradients to measure")
     return owning[0], owning[-1]
 
 
@@ -43,25 +46,40 @@ def image_gradients(
     targets: Targets,
     names: Sequence[str],
     rng: Generator | None = None,
+    others: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Return (n, P): the part of each image in the gradient of the batch's loss with respect to the named parameters.
+    """Return (n, P): the part of each image in the gradient of the batch's loss.
 
-    The parts add up to that gradient, whatever the loss. Where it is a mean over images, each is an image's own gradient over n.
-    The model is looked at in eval mode: batch statistics would mix the images. With a generator, its `nn.Dropout` layers drop as they do in training,
-    unless one of them sees something else than a row for each image.
+    The parts add up to that gradient, whatever the loss. Where the loss is a mean over images, each part is
+    the image's own gradient divided by n. The model runs in eval mode, since batch statistics would mix the
+    images.
+
+    Args:
+        model: the model whose gradients are computed.
+        objective: its training loss is differentiated.
+        x: (n, C, H, W), the images before the attack.
+        adv: (n, C, H, W), the images after it.
+        targets: what the batch is fitted to.
+        names: the parameters, by name; P is the number of their values.
+        rng: draws the masks of `nn.Dropout` layers, as in training; None: no dropout. There is none either
+            where a dropout layer receives anything but one row for each image.
+        others: further views of the images, of the same shape each, for objectives that use several.
+
+    Raises:
+        AtclError: `torch.func` cannot vectorise the model.
     """
     with evaluating(model):
         seen = _Seen(model, names, rng)
         with torch.enable_grad():
-            loss, _ = objective.training_loss(seen, x, adv, targets)
+            loss, _ = objective.training_loss(seen, x, adv, targets, *others)
         pulls = torch.autograd.grad(loss, seen.logits)
         found = [back(pull)[0] for back, pull in zip(seen.backs, pulls, strict=True)]
     return torch.stack([torch.cat([parts[name].flatten(1) for name in names], 1) for parts in found]).sum(0)
 
 
 def direction_variance(gradients: Tensor) -> Variance:
-    """Return the trace of the covariance (ddof 0) of the unit vectors along gradients (n, P), and how many are zero."""
-    # in fp64: in fp32 the squares of a tiny gradient would vanish, and one over its length would be infinite
+    """Return the trace of the covariance (ddof 0) of the unit vectors along gradients (n, P)."""
+    # fp64: in fp32 the squares of a tiny gradient would underflow, and the inverse of its length overflow
     lengths = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
     alive = lengths > 0
     number = int(alive.sum())
@@ -70,29 +88,35 @@ def direction_variance(gradients: Tensor) -> Variance:
         return Variance(None, zeros)
     weights = torch.where(alive, 1 / lengths, 0)
     mean = weights @ gradients.double() / number
-    return Variance(
-        max(0.0, 1 - float(mean.square().sum())), zeros
-    )  # unit vectors: the mean of squares less the square of the mean
+    # for unit vectors, the mean of squares minus the square of the mean
+    return Variance(max(0.0, 1 - float(mean.square().sum())), zeros)
 
 
 def layer_norms(gradients: Mapping[str, Tensor | None], layers: Sequence[Sequence[str]]) -> Tensor:
-    """Return (layers,): the L2 norm of the gradient of each layer, given the gradients of parameters by name; nothing waits for the device."""
+    """Return (layers,): the L2 norm of the gradient of each layer; it does not wait for the device.
+
+    Args:
+        gradients: of parameters, by name; None where a parameter has no gradient.
+        layers: the names of the parameters of each layer.
+    """
     norms = [
         [found.detach().norm() for name in names if (found := gradients[name]) is not None]
         for names in layers
     ]
-    nothing = next(
-        (part.new_zeros(()) for parts in norms for part in parts), torch.zeros(())
-    )  # where a layer gets no gradient
+    existing = (part for parts in norms for part in parts)
+    nothing = next((part.new_zeros(()) for part in existing), torch.zeros(()))  # for a layer without gradient
     return torch.stack([torch.stack(parts).norm() if parts else nothing for parts in norms])
 
 
 class _Seen(Module):
-    """A model whose answers are cut off from the weights, and which keeps, for each call, the way back to them, image by image."""
+    """A model whose logits are detached from the weights.
+
+    For each call it keeps the function that backpropagates to the weights, image by image.
+    """
 
     def __init__(self, model: Module, names: Sequence[str], rng: Generator | None) -> None:
         super().__init__()
-        self.model, self.rng = (model,), rng  # in a tuple: looked at, not owned
+        self.model, self.rng = (model,), rng  # in a tuple: not a submodule
         state = {
             name: tensor.detach() for name, tensor in (*model.named_parameters(), *model.named_buffers())
         }
@@ -114,9 +138,8 @@ class _Seen(Module):
         self.answer = answer
 
     def forward(self, images: Tensor) -> Tensor:
-        own = {
-            name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()
-        }  # weights of its own for each image
+        # weights of its own for each image
+        own = {name: tensor.expand(len(images), *tensor.shape) for name, tensor in self.chosen.items()}
         try:
             masks = () if self.rng is None else _masks(*self.model, images, self.rng)
             found = vjp(lambda chosen: vmap(self.answer)(chosen, images, masks), own)
@@ -128,7 +151,7 @@ class _Seen(Module):
 
 
 def _masks(model: Module, images: Tensor, rng: Generator) -> tuple[Tensor, ...]:
-    """Return what each call of a dropout multiplies the values of each image with, in the order of the calls."""
+    """Return the factors of each call of a dropout layer, image by image, in the order of the calls."""
     masks: list[Tensor] = []
     rows: set[int] = set()
 
@@ -144,7 +167,7 @@ def _masks(model: Module, images: Tensor, rng: Generator) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _dropping(model: Module, hook: Callable[[nn.Dropout, object, Tensor], Tensor | None]) -> Iterator[None]:
-    """Let a hook see what the dropouts of a model in eval mode, which drop nothing, give."""
+    """Call a hook with the output of each dropout layer of a model in eval mode, where nothing is dropped."""
     with ExitStack() as stack:
         for layer in model.modules():
             if type(layer) is nn.Dropout:

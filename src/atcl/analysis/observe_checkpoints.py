@@ -1,13 +1,10 @@
-"""Onlookers after the fact: the same observations of the checkpoints that a run has left."""
+"""The observations of a run made afterwards, on the checkpoints that it has left."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
-from rich.console import Console
 
 from atcl.analysis.observers import OBSERVATIONS, ObserverContext, Observers, seed_of
 from atcl.core import checkpoints, journal
@@ -16,8 +13,9 @@ from atcl.core.errors import AtclError
 from atcl.core.files import read_json, sole_writer
 from atcl.runs import layout
 from atcl.runs.problem import Build, Problem
-from atcl.runs.run import Run, open_run
+from atcl.runs.run import Run
 from atcl.runs.start import problem_of
+from atcl.training.learner import evaluated_weights
 from atcl.training.supervision import with_sole_candidate
 
 
@@ -30,10 +28,25 @@ def observe_checkpoints(
     device: str = "auto",
     build: Build | None = None,
 ) -> list[journal.Record]:
-    """Observe the checkpoints of a run, the last two epochs; what `analysis.jsonl` lacks of it is added there."""
+    """Make observations on the checkpoints of a run, and add what is new to its `analysis.jsonl`.
+
+    Args:
+        run: the run, with at least one checkpoint (a run keeps those of its last two epochs).
+        names: names from `atcl list observations`.
+        problem: the data of the run; None: they are loaded as its recipe says.
+        data_dir: where the dataset's files lie.
+        device: auto, cpu or cuda.
+        build: makes the model, where it is one of your own.
+
+    Returns:
+        A record for each checkpoint, the earlier one first.
+
+    Raises:
+        AtclError: there is no checkpoint, a name is unknown, or the data are not those of the run.
+    """
     stored = checkpoints.stored(run.folder / layout.CHECKPOINTS)
     if not stored:
-        raise AtclError(f"{run.folder} holds no checkpoint to look at")
+        raise AtclError(f"{run.folder} holds no checkpoint to observe")
     whole = (problem or problem_of(run.recipe, run.seed, data_dir)).to(resolve(device))
     Observers(tuple(names)).check(whole)
     found = []
@@ -51,19 +64,10 @@ def observe_checkpoints(
             state = checkpoints.to_device(checkpoints.from_bytes(path.read_bytes(), path), whole.train.device)
             number, epoch = int(state["stage"]), int(state["epoch"])
             model = run.fresh_model(build).to(whole.train.device)
-            model.load_state_dict(
-                {
-                    name.removeprefix("model."): tensor
-                    for name, tensor in state.items()
-                    if name.startswith("model.")
-                }
-            )
-            stage = run.recipe.stages[number]
-            data = (
-                with_sole_candidate(whole.train, state["relabelled"])
-                if "relabelled" in state
-                else whole.train
-            )
+            model.load_state_dict(evaluated_weights(state))
+            stage, data = run.recipe.stages[number], whole.train
+            if "relabelled" in state:
+                data = with_sole_candidate(data, state["relabelled"])
             context = ObserverContext(
                 model.eval().requires_grad_(False),
                 state["memory"],
@@ -80,24 +84,3 @@ def observe_checkpoints(
             if lacking:
                 journal.append(run.folder / layout.ANALYSIS, {"stage": number, "epoch": epoch, **lacking})
     return found
-
-
-@dataclass(frozen=True)
-class Observe:
-    """Look at the checkpoints of a run as onlookers do while it trains, and add what they see to analysis.jsonl"""
-
-    run_folder: Annotated[Path, tyro.conf.Positional]
-    """folder of a run"""
-    observe: tuple[str, ...] = ("gradients", "attacks", "test")
-    """names from `atcl list observations`"""
-    device: str = "auto"
-    data_dir: Path | None = None
-
-    def run(self, console: Console, overrides: Sequence[str]) -> None:
-        run = open_run(self.run_folder)
-        for record in observe_checkpoints(run, self.observe, data_dir=self.data_dir, device=self.device):
-            console.print(f"stage {record['stage'] + 1}, epoch {record['epoch']}", highlight=False)
-            for key, value in record.items():
-                if isinstance(value, float):
-                    print(f"  {key:28} {value:.4f}")
-        console.print(f"kept in {run.folder / layout.ANALYSIS}", highlight=False, markup=False)

@@ -1,7 +1,10 @@
-"""Onlookers of a run: analyses that see a frozen copy after an epoch, write to `analysis.jsonl`, and hand nothing back to training."""
+"""Observations of a run: analyses of a frozen copy after an epoch, written to `analysis.jsonl`.
+
+They return nothing to training.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -9,18 +12,19 @@ from torch import Generator, Tensor
 from torch.nn import Module
 
 from atcl.analysis.attacks import GUESSED, ORACLE, Quality, paper_attack_losses, qualities_from
-from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients, layer_norms
+from atcl.analysis.gradients import direction_variance, first_and_last, image_gradients
+from atcl.analysis.norm_recorder import NormRecorder
 from atcl.attacks.norms import NORMS, STARTS
 from atcl.attacks.pgd import given, pgd, pgd_step
 from atcl.attacks.threat import Threat
 from atcl.core import journal
-from atcl.core.errors import AtclError, pick
+from atcl.core.errors import AtclError, Notify, pick
 from atcl.core.seeds import derive, generator
 from atcl.data.images import as_float
 from atcl.data.weak import Batch, WeakData
 from atcl.datasets.labels import Complementary
-from atcl.engine.engines import EAGER, Engine, Step
-from atcl.evaluation.evaluate import epoch_accuracy
+from atcl.engine.engines import EAGER, Engine
+from atcl.evaluation.epoch_accuracy import epoch_accuracy
 from atcl.losses import PAPER, Targets
 from atcl.runs import layout
 from atcl.runs.observing import Observing
@@ -31,11 +35,13 @@ from atcl.training.loop import Observer, Snapshot
 from atcl.training.stage import Phase, Stage
 from atcl.training.supervision import CandidatesOnly, guesses
 
-OBSERVED_IMAGES = 256  # the paper's batch: training images that gradients and attacks are looked at on
-TEST_IMAGES = 1000
-INSTANCES = 4  # images whose numbers are also kept one by one
-SHARE = 0.035  # of a stage's passes through the network, for all onlookers together: it is to take less than 5% of the time
-ON_GPU = 2.5  # passes of a training step, compiled and in a low precision, that a pass of an onlooker, which is neither, counts as on a GPU
+OBSERVED_IMAGES = 256  # training images, as many as the paper's batch, for gradients and attacks
+TEST_IMAGES = 1000  # test images at most
+INSTANCES = 4  # images whose numbers are also recorded one by one
+SHARE = 0.035  # of a stage's passes through the network, for all observations: less than 5 % of the time
+# On a GPU a pass of an observation costs as much as so many of a training step, which is compiled and in a
+# lower precision.
+ON_GPU = 2.5
 
 Values = dict[str, float | list[float] | None]
 Work = Callable[..., Tensor]  # of tensors alone
@@ -43,56 +49,61 @@ Work = Callable[..., Tensor]  # of tensors alone
 
 @dataclass(frozen=True)
 class ObserverContext:
-    """What an onlooker sees after an epoch."""
+    """What an observation receives after an epoch."""
 
     model: Module  # frozen, in eval mode
     memory: Tensor  # (n, K)
     phase: Phase
     stage: Stage
-    data: WeakData  # what the stage learns from
+    data: WeakData  # what the stage trains on
     problem: Problem
     threat: Threat
-    seed: int  # of the onlookers of this run, no other uses it
-    norms: tuple[float, ...] = ()  # of the gradients of first and last layer: the mean over the epoch's steps
-    repeated: Callable[[str, object, Work], Work] = lambda name, kind, work: (
-        work
-    )  # work of a name that comes again, as the stage's engine runs it
+    seed: int  # of the observations of this run; nothing else uses it
+    norms: tuple[float, ...] = ()  # gradient norms of first and last layer, means over the epoch's steps
+    # name, kind, work -> the same work, as the stage's engine repeats it
+    repeated: Callable[[str, object, Work], Work] = lambda name, kind, work: work
 
     def rng(self, *path: int | str) -> Generator:
-        """Return a generator of one's own: what is drawn from it shifts no other number."""
+        """Return a generator for the observation alone: drawing from it changes no other random number."""
         return generator(self.data.device, self.seed, *path)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Something to look at after an epoch."""
+    """An analysis that is made after an epoch.
+
+    Args:
+        of: returns the numbers to record.
+        passes: what it costs: passes of one image through the network.
+        about: what it is, in a few words.
+        truth: whether it needs the true classes of the training images.
+        test: whether it needs a test set.
+    """
 
     of: Callable[[ObserverContext], Values]
-    passes: Callable[[Stage, Problem], int]  # what it costs: passes of one image through the network
+    passes: Callable[[Stage, Problem], int]
     about: str
-    truth: bool = False  # whether it needs that of the training images
-    test: bool = False  # whether it needs a test set
+    truth: bool = False
+    test: bool = False
 
 
 def gradients(context: ObserverContext) -> Values:
-    """Variance of the gradient directions of a batch at the first layer, as a step would see them; norms of the gradients of the epoch's steps."""
+    """Return the variance of a batch's gradient directions, and the gradient norms of the epoch's steps.
+
+    The variance is that of the first layer, on a batch made as in training.
+    """
     rng = context.rng("gradients", context.phase.epoch)
     index = torch.randperm(len(context.data), generator=rng, device=rng.device)[:OBSERVED_IMAGES]
-    batch = context.data.batch(index, context.stage.augmentation, rng)
-    model, targets, budget, objective = (
-        context.model,
-        _targets(context, batch),
-        context.phase.budget,
-        context.stage.objective,
-    )
+    batch = context.data.batch(index, context.stage.augmentation, rng, context.stage.views)
+    model, targets = context.model, _targets(context, batch)
+    budget, objective = context.phase.budget, context.stage.objective
     adv = batch.x
     if budget.steps:
-        told = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
+        parts = {name: value for name, value in _parts(targets).items() if isinstance(value, Tensor)}
 
         def attack(x: Tensor, start: Tensor, epsilon: Tensor, step_size: Tensor, *tensors: Tensor) -> Tensor:
-            attack_loss = objective.attack_loss(
-                model, x, replace(targets, **dict(zip(told, tensors, strict=True)))
-            )
+            with_tensors = replace(targets, **dict(zip(parts, tensors, strict=True)))
+            attack_loss = objective.attack_loss(model, x, with_tensors)
             return pgd(
                 model,
                 x,
@@ -106,17 +117,19 @@ def gradients(context: ObserverContext) -> Values:
             )
 
         start = STARTS[budget.start](batch.x, budget.epsilon, NORMS[budget.norm], rng)
-        dials = (batch.x.new_tensor(dial) for dial in (budget.epsilon, budget.step_size))
-        adv = context.repeated("gradients", budget.steps, attack)(batch.x, start, *dials, *told.values())
+        sizes = (batch.x.new_tensor(size) for size in (budget.epsilon, budget.step_size))
+        attacked = context.repeated("gradients", budget.steps, attack)
+        adv = attacked(batch.x, start, *sizes, *parts.values())
     first, last = first_and_last(model)
-    # Paper: looks at the gradients of training; there dropout scatters the directions of a model that sees no image, and less those of one that does
-    parts = image_gradients(model, objective, batch.x, adv, targets, first, rng)
-    variance = direction_variance(parts)
+    # Paper: the gradients of training. There dropout makes the directions vary, most of all those of a model
+    # that ignores its input.
+    own = image_gradients(model, objective, batch.x, adv, targets, first, rng, batch.others)
+    variance = direction_variance(own)
     values: Values = {"gradient.variance": variance.trace, "gradient.zeros": variance.zeros}
     if context.norms:
         return values | dict(zip(("gradient.first_norm", "gradient.last_norm"), context.norms, strict=True))
-    # no steps to look at, as on a checkpoint: the gradient of this batch, which is no mean over steps and bears another name
-    both = (parts, image_gradients(model, objective, batch.x, adv, targets, last, rng))
+    # a checkpoint has no steps: the gradient of this batch, which is no mean over steps and has another name
+    both = (own, image_gradients(model, objective, batch.x, adv, targets, last, rng, batch.others))
     return values | {
         f"gradient.batch_{layer}_norm": float(one.sum(0).norm())
         for layer, one in zip(("first", "last"), both, strict=True)
@@ -124,7 +137,7 @@ def gradients(context: ObserverContext) -> Values:
 
 
 def attacks(context: ObserverContext) -> Values:
-    """Quality of attacks on this model through each loss of the paper, on the same training images in every epoch."""
+    """Return the quality of attacks with each loss of the paper, on the same images in every epoch."""
     if not context.stage.budget.steps:
         return {}
     model, budget = context.model, context.stage.budget
@@ -134,9 +147,8 @@ def attacks(context: ObserverContext) -> Values:
         return torch.stack([torch.stack(list(_parts(one).values())) for one in found.values()])
 
     x, candidates, true = attack_sample(context.problem, context.seed)
-    start = STARTS[budget.start](
-        x, budget.epsilon, NORMS[budget.norm], context.rng("attacks", context.phase.epoch)
-    )
+    rng = context.rng("attacks", context.phase.epoch)
+    start = STARTS[budget.start](x, budget.epsilon, NORMS[budget.norm], rng)
     found = context.repeated("attacks", None, qualities)(x, candidates, true, start)
     values: Values = {}
     for name, parts in zip((ORACLE, *PAPER, GUESSED), found, strict=True):
@@ -147,27 +159,30 @@ def attacks(context: ObserverContext) -> Values:
 
 
 def test_accuracy(context: ObserverContext) -> Values:
-    """Natural and PGD20 accuracy on the first images of the test set."""
+    """Return natural and PGD20 accuracy on the first images of the test set."""
     test = context.problem.test
     assert test is not None
-    seen, repeated = (
-        test.take(slice(TEST_IMAGES)),
-        lambda work: context.repeated(f"test, {work.__name__}", None, work),
-    )
-    look = epoch_accuracy(context.model, context.model, seen, context.threat, pgd_step, repeated=repeated)
-    natural, pgd20 = look.attacked(look.natural()).tolist()
+    first = test.take(slice(TEST_IMAGES))
+
+    def repeated(work: Work) -> Work:
+        return context.repeated(f"test, {work.__name__}", None, work)
+
+    found = epoch_accuracy(context.model, context.model, first, context.threat, pgd_step, repeated=repeated)
+    natural, pgd20 = found.attacked(found.natural()).tolist()
     return {"test_natural": natural, "test_pgd20": pgd20}
 
 
 def attack_sample(problem: Problem, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the images that attacks are measured on, their candidates and their true classes; labels are drawn where there are no single ones."""
+    """Return the images that attacks are observed on, their candidates and their true classes.
+
+    Complementary labels are drawn where the training images do not have a single one each.
+    """
     assert problem.truth is not None
     data = problem.train
-    index = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))[
-        :OBSERVED_IMAGES
-    ]
+    order = torch.randperm(len(data), generator=Generator().manual_seed(derive(seed, "images")))
+    index = order[:OBSERVED_IMAGES]
     true = problem.truth.labels.cpu()[index]
-    # the oracle's own labels are the truth: what a complementary loss would do to it takes complementary labels
+    # the labels of the oracle are the true ones: a complementary loss needs complementary labels
     drawn = Complementary()(true, data.classes, Generator().manual_seed(derive(seed, "labels")))
     candidates = data.candidates[index.to(data.device)] if data.single else drawn.to(data.device)
     return as_float(data.images(index.to(data.device))), candidates, true.to(data.device)
@@ -187,7 +202,7 @@ OBSERVATIONS: dict[str, Observation] = {
             * (2 + stage.budget.steps)
             * bool(stage.budget.steps)
         ),
-        "attacks on the model through each loss of the paper, beside the attack through the true label",
+        "attacks on the model with each loss of the paper, compared with the attack through the true label",
         truth=True,
     ),
     "test": Observation(
@@ -199,27 +214,25 @@ OBSERVATIONS: dict[str, Observation] = {
 }
 
 
-def observed_epochs(epochs: int, looks: int) -> set[int]:
-    """Return so many epochs of a stage, evenly spaced from the first to the last; for one look the last, for none none."""
-    if looks < 2:
-        return {epochs} if looks else set()
-    return (
-        {1 + round(step * (epochs - 1) / (min(looks, epochs) - 1)) for step in range(min(looks, epochs))}
-        if epochs > 1
-        else {1}
-    )
+def observed_epochs(epochs: int, number: int) -> set[int]:
+    """Return so many epochs of a stage, evenly spaced from first to last; a single one is the last."""
+    if number < 2:
+        return {epochs} if number else set()
+    if epochs == 1:
+        return {1}
+    gaps = min(number, epochs) - 1
+    return {1 + round(step * (epochs - 1) / gaps) for step in range(gaps + 1)}
 
 
 def planned_epochs(
     names: Sequence[str], stage: Stage, problem: Problem, device: torch.device
 ) -> dict[str, set[int]]:
-    """Return the epochs that each is looked at by default: as many as keep all together to their share of the passes."""
-    room = (
-        SHARE
-        / len(names)
-        * len(problem.train)
-        * sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
-    )
+    """Return the epochs in which each observation is made by default.
+
+    There are as many as keep all observations together within `SHARE` of the passes of the stage.
+    """
+    passes = sum(3 + stage.phase(epoch).budget.steps for epoch in range(1, stage.epochs + 1))
+    room = SHARE / len(names) * len(problem.train) * passes
     room /= ON_GPU if device.type == "cuda" else 1
     return {
         name: observed_epochs(stage.epochs, int(room // max(1, OBSERVATIONS[name].passes(stage, problem))))
@@ -236,9 +249,21 @@ def attach_observers(
     data: WeakData,
     inner: Engine = EAGER,
     every: int | None = None,
-    notify: Callable[[str], None] = lambda text: None,
+    notify: Notify = lambda text: None,
 ) -> tuple[Engine, list[Observer]]:
-    """Return an engine and the observers that look on while a stage is trained; without names, the engine as it is and none."""
+    """Return an engine and observers for a stage, which make the named observations while it trains.
+
+    Args:
+        names: names from `atcl list observations`; without any, the engine is returned as it is.
+        run: the run, in whose folder the numbers are recorded.
+        problem: the data of the run, with their truth.
+        number: the stage, counted from 0.
+        learner: what is trained.
+        data: what the stage trains on.
+        inner: the engine that runs the steps.
+        every: epochs between two records; None: as `planned_epochs` says.
+        notify: called with a line where an observation is left out.
+    """
     if not names:
         return inner, []
     stage, path = run.recipe.stages[number], run.folder / layout.ANALYSIS
@@ -248,15 +273,13 @@ def attach_observers(
         else planned_epochs(names, stage, problem, data.device)
     )
     for name in (name for name, epochs in plan.items() if not epochs):
-        share = "one look takes more than its share of what onlookers may cost"
-        notify(
-            f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to look anyway"
-        )
-    noting = NormRecorder.of(learner, inner) if "gradients" in names else None
+        share = "one observation takes more than its share of the time"
+        notify(f"{name} is not observed in stage {number + 1}: {share}; give --observe-every 10 to do so")
+    recorder = NormRecorder.of(learner, inner) if "gradients" in names else None
     known: dict[str, tuple[object, Work]] = {}
 
     def repeated(name: str, kind: object, work: Work) -> Work:
-        """Return the first work of this kind, where it is recorded: what changes from look to look it is given as tensors."""
+        """Return the recorded form of the first work of a kind; what changes comes as tensors."""
         if not inner.records:
             return work
         if name not in known or known[name][0] != kind:  # the recording of another kind is dropped
@@ -265,7 +288,7 @@ def attach_observers(
 
     def observe(snapshot: Snapshot) -> None:
         phase = snapshot.phase
-        seen = ObserverContext(
+        context = ObserverContext(
             snapshot.model,
             snapshot.memory,
             phase,
@@ -274,42 +297,51 @@ def attach_observers(
             problem,
             run.recipe.threat,
             seed_of(run, number),
-            noting.means() if noting else (),
+            recorder.means() if recorder else (),
             repeated,
         )
         values: dict[str, Any] = {}
         for name, epochs in plan.items():
             if phase.epoch in epochs:
-                values |= OBSERVATIONS[name].of(seen)
+                values |= OBSERVATIONS[name].of(context)
         if values:
             journal.append(path, {"stage": number, "epoch": phase.epoch, **values})
 
-    return noting or inner, [observe]
+    return recorder or inner, [observe]
 
 
 @dataclass(frozen=True)
 class Observers(Observing):
-    """Analyses by their names, recorded after some epochs: `atcl.Observers(["gradients"])`."""
+    """The observations to make while a run trains; they change nothing in training.
+
+    Args:
+        names: names from `atcl list observations`.
+        every: epochs between two records; None: so many that all take less than 5 % of the time.
+
+    Examples:
+        >>> Observers(("gradients", "test"), every=10).names
+        ('gradients', 'test')
+        >>> Observers(("gradient",)).check_names()
+        Traceback (most recent call last):
+        atcl.core.errors.AtclError: unknown observation 'gradient'; did you mean 'gradients'?
+    """
 
     names: tuple[str, ...] = ()
-    every: int | None = (
-        None  # epochs between two records; None: so many that all take less than 5% of the time
-    )
+    every: int | None = None
 
     def check_names(self) -> None:
         for name in self.names:
             pick(OBSERVATIONS, name, "observation")
         if self.every is not None and self.every < 1:
-            raise AtclError(f"one observes every 1 or more epochs, not every {self.every}")
+            raise AtclError(f"observations are made every 1 or more epochs, not every {self.every}")
 
     def check(self, problem: Problem) -> None:
         self.check_names()
         for name in self.names:
             wanted = OBSERVATIONS[name]
             if wanted.truth and problem.truth is None:
-                raise AtclError(
-                    f"to observe {name} takes the true classes of the training images, and there are none: leave it out"
-                )
+                need = f"to observe {name} takes the true classes of the training images"
+                raise AtclError(f"{need}, and there are none: leave it out")
             if wanted.test and problem.test is None:
                 raise AtclError(f"to observe {name} takes a test set, and there is none: leave it out")
 
@@ -321,57 +353,18 @@ class Observers(Observing):
         learner: Learner,
         data: WeakData,
         engine: Engine,
-        notify: Callable[[str], None],
+        notify: Notify,
     ) -> tuple[Engine, list[Observer]]:
         return attach_observers(self.names, run, problem, stage, learner, data, engine, self.every, notify)
 
 
 def seed_of(run: Run, number: int) -> int:
-    """Return the seed of the onlookers of a stage: nothing else draws by it."""
+    """Return the seed of the observations of a stage; nothing else uses it."""
     return derive(run.seed, "onlookers", number)
 
 
-@dataclass(frozen=True)
-class NormRecorder(Engine):
-    """An engine whose step also adds up the norms of the gradients that it leaves, as part of the step: recorded where that is."""
-
-    inner: Engine = EAGER
-    totals: Tensor = field(default_factory=lambda: torch.zeros(3))  # first layer, last layer, steps
-    note: Callable[[], Tensor] = lambda: torch.zeros(2)
-
-    @staticmethod
-    def of(learner: Learner, inner: Engine) -> "NormRecorder":
-        """Return the engine for a learner."""
-        layers = first_and_last(learner.model)
-        parameters = {
-            name: parameter
-            for name, parameter in learner.model.named_parameters()
-            if name in {*layers[0], *layers[1]}
-        }
-        note = lambda: layer_norms({name: parameter.grad for name, parameter in parameters.items()}, layers)  # noqa: E731
-        totals = torch.zeros(3, device=learner.memory.device)
-        return NormRecorder(
-            inner.name, inner.compiles, inner.records, inner.notify, inner.failures, inner, totals, note
-        )
-
-    def whole(self, step: Step, rng: Generator) -> Step:
-        def noting(index: Tensor, steps: int, remember: bool) -> Tensor:
-            tally = step(index, steps, remember)
-            self.totals[:2] += self.note()
-            self.totals[2] += 1
-            return tally
-
-        return self.inner.whole(noting, rng)
-
-    def means(self) -> tuple[float, ...]:
-        """Return the means over the steps since the last time."""
-        first, last, steps = self.totals.tolist()
-        self.totals.zero_()
-        return (first / steps, last / steps) if steps else ()
-
-
 def _targets(context: ObserverContext, batch: Batch) -> Targets:
-    """Return what the stage fits a batch to, without moving the memory."""
+    """Return what the stage fits a batch to, without changing the memory."""
     if isinstance(context.stage.supervision, CandidatesOnly):
         return Targets(batch.candidates, prior=context.data.prior(), transition=context.data.transition)
     gamma = context.memory.new_tensor(context.phase.gamma)

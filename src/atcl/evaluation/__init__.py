@@ -1,1 +1,1 @@
-"""What a model withstands, against the truth: attacks of record, their cache on the disk, signs of masked gradients."""
+"""Robustness of models: attacks of record, evaluation with a cache on disk, checks for gradient masking."""

@@ -1,6 +1,7 @@
-"""Attacks of record: what a model is judged by. Each is a few passes over the images; one after the first sees only those that still stand.
+"""Attacks of record: the attacks that the accuracy of a model is measured by.
 
-docs/evaluation.md says what such a number promises, and what it does not.
+Each makes one or more passes over the images. A pass after the first gets the images that are still right.
+docs/evaluation.md explains what such an accuracy means.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,35 +18,45 @@ from atcl.attacks.threat import Threat
 from atcl.core.errors import AtclError
 from atcl.core.seeds import generator
 
-WORST = "worst"  # the pointwise worst case over everything run
+WORST = "worst"  # for each image the worst case over all attacks that were run
 
-Pass = Callable[
-    [Module, Tensor, Tensor, Threat, int, int], Tensor
-]  # model, x, true labels, threat, seed, number of the batch -> images to judge by
+# model, x, true labels, threat, seed, number of the batch -> the images that the model is evaluated on
+Pass = Callable[[Module, Tensor, Tensor, Threat, int, int], Tensor]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of record, by the passes that it makes."""
+    """An attack of record.
+
+    Args:
+        passes: what it runs, one after the other, by name.
+        about: what it is, in a few words.
+        title: the heading of its column.
+        first: how many images of the test set it takes, the first ones; None: all.
+        classes: how many classes a model needs at least.
+        half: whether it may run, on a GPU, on a copy of the model in fp16; the model itself decides whether
+            an image is right.
+        wide: whether it takes as many images at a time as a GPU has room for, because of its many small
+            steps, which keep the host busy.
+    """
 
     passes: Mapping[str, Pass]
     about: str
-    title: str  # over a column
-    first: int | None = None  # how many images of the test set it looks at, the first ones; None: all
-    classes: int = 2  # how many a model needs at least
-    half: bool = False  # whether it may look, on a GPU, at a copy of the model in fp16; an image stands only if the model itself gets it right too
-    wide: bool = False  # whether it takes as many images at a time as a GPU has room for: its many small steps keep the host busy
+    title: str
+    first: int | None = None
+    classes: int = 2
+    half: bool = False
+    wide: bool = False
 
     def check(self, classes: int) -> None:
         """Refuse a model that has too few classes."""
         if classes < self.classes:
-            raise AtclError(
-                f"{self.about} needs at least {self.classes} classes, and there are {classes}: use pgd20, pgd20_restarts or cw30"
-            )
+            need = f"{self.about} needs at least {self.classes} classes, and there are {classes}"
+            raise AtclError(f"{need}: use pgd20, pgd20_restarts or cw30")
 
 
 def natural(model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int) -> Tensor:
-    """The images as they are."""
+    """Return the images unchanged."""
     return x
 
 
@@ -61,20 +72,20 @@ def pgd_attack(
     steps: int,
     restart: int = 0,
 ) -> Tensor:
-    """Projected gradient ascent from a random start that follows from seed, batch and restart alone."""
+    """Return the images after PGD from a random start, which follows from seed, batch and restart alone."""
     rng = generator(x.device, seed, number, *([restart] if restart else []))
     return pgd(model, x, attack_loss(labels), **asdict(threat), steps=steps, rng=rng)
 
 
 def cross_entropy_of(labels: Tensor) -> AttackLoss:
-    """Climb the cross-entropy of the true class."""
+    """Return the attack loss that is the cross-entropy of the true class."""
     return lambda logits: F.cross_entropy(logits, labels, reduction="sum")
 
 
 def autoattack(
     model: Module, x: Tensor, labels: Tensor, threat: Threat, seed: int, number: int, *, part: str
 ) -> Tensor:
-    """One of the four attacks of AutoAttack's standard version, as its authors package it, on images that the others left right."""
+    """Return the images after one of the four attacks of AutoAttack's standard version, by pyautoattack."""
     from pyautoattack import AutoAttack
 
     with torch.no_grad():
@@ -123,5 +134,5 @@ ATTACKS: dict[str, Attack] = {
 
 
 def heading(name: str) -> str:
-    """Return what stands over the column of an attack, or of the worst case over several."""
+    """Return the heading of the column of an attack, or of the worst case over several."""
     return "worst case" if name == WORST else ATTACKS[name].title if name in ATTACKS else name

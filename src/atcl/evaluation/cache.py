@@ -1,8 +1,8 @@
-"""Verdicts on the disk: what was judged, and of every finished batch which images were still right."""
+"""Evaluations on the disk: of each finished batch, which images the model still got right."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,16 @@ from atcl.core.version import __version__
 from atcl.data.images import as_float
 from atcl.datasets.truth import Split
 
-END = "end"  # the pass that says that there is none left
+END = "end"  # the name of a last, empty pass: the evaluation is finished
 
 
 class EvaluationCache:
-    """The verdicts of one attack: whether each image of each batch was still right after each pass."""
+    """The evaluation by one attack: which images of each batch were right after each pass.
+
+    Args:
+        folder: where it is kept; None: in memory alone.
+        header: what identifies the evaluation: attack, threat, seed, model, images, machine.
+    """
 
     def __init__(self, folder: Path | None, header: Mapping[str, Any]) -> None:
         self.path = None if folder is None else path_of(folder, header)
@@ -34,12 +39,11 @@ class EvaluationCache:
             return
         self.lines = _lines(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            self.path, journal.to_lines([dict(header), *self.lines.values()])
-        )  # without a last line that was cut off
+        records = [dict(header), *self.lines.values()]
+        write_whole(self.path, journal.to_lines(records))  # drops a last line that was cut off
 
     def verdict(self, name: str, number: int, images: int) -> Tensor | None:
-        """Return (n,) bool, or None where this batch is not judged yet."""
+        """Return (n,) bool, which images of a batch are right; None where it is not evaluated yet."""
         line = self.lines.get((name, number))
         if line is None or line["images"] != images:
             return None
@@ -49,7 +53,7 @@ class EvaluationCache:
     def put(
         self, name: str, number: int, right: Tensor, seconds: float, attack_precision: str = "fp32"
     ) -> None:
-        """Keep a batch's verdict, and the precision of what the attack looked at."""
+        """Keep which images of a batch are right, and the precision that the attack was computed in."""
         bits = np.packbits(right.cpu().numpy()).tobytes().hex()
         self._append(
             {
@@ -63,18 +67,33 @@ class EvaluationCache:
         )
 
     def close(self) -> None:
-        """Say that nothing is left to judge."""
+        """Mark the evaluation as finished."""
         if (END, 0) not in self.lines:
             self._append({"pass": END, "batch": 0, "images": 0, "right": "", "seconds": 0.0})
 
+    def standing(self, passes: Iterable[str], images: int, batch_size: int) -> Tensor | None:
+        """Return (n,) bool, which images are right after all passes; None where a batch is missing.
+
+        A batch is missing where another version of the package made other passes.
+        """
+        standing = torch.ones(images, dtype=torch.bool)
+        for name in passes:
+            index = standing.nonzero()[:, 0]
+            for number, part in enumerate(index.split(batch_size) if len(index) else ()):
+                right = self.verdict(name, number, len(part))
+                if right is None:
+                    return None
+                standing[part] = right
+        return standing
+
     @property
     def attack_precision(self) -> str:
-        """The precision of what the attack looked at; more than one where a batch was too much for the first."""
+        """The precision that the attack was computed in; several where a batch needed a higher one."""
         return " and ".join(sorted({line["crafted"] for line in self.lines.values() if "crafted" in line}))
 
     @property
     def seconds(self) -> float:
-        """How long the verdicts took, however often it was stopped."""
+        """How long the evaluation took in all, over every call that continued it."""
         return float(sum(line["seconds"] for line in self.lines.values()))
 
     def _append(self, line: journal.Record) -> None:
@@ -84,7 +103,7 @@ class EvaluationCache:
 
 
 def stored_cache(folder: Path, header: Mapping[str, Any]) -> EvaluationCache:
-    """Return the verdicts that lie under a header, to be read alone."""
+    """Return the evaluation with this header, to be read alone."""
     cache = EvaluationCache(None, header)
     cache.lines = _lines(path_of(folder, header))
     return cache
@@ -96,22 +115,35 @@ def _lines(path: Path) -> dict[tuple[str, int], journal.Record]:
 
 
 def path_of(folder: Path, header: Mapping[str, Any]) -> Path:
-    """Return where the verdicts under a header lie: each header has a file of its own, so that none is overwritten by another."""
+    """Return the file of the evaluation with this header; each header has a file of its own."""
     digest = hashlib.sha256(_plain(header).encode()).hexdigest()[:8]
     return folder / f"{header['attack']}-{digest}.jsonl"
 
 
 def finished_evaluations(folder: Path, header: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the headers of all that was judged to its end on the same model, images and threat, by whatever attack and settings, wherever."""
+    """Return the headers of all finished evaluations of the same model and images within the same threat.
+
+    Attack, seed, batch size, machine and versions may differ.
+    """
     free = {"attack": "", "seed": 0, "batch_size": 0, "half": False, "machine": {}, "versions": {}}
-    found = []
+    wanted, found = _plain({**header, **free}), []
     for path in sorted(folder.glob("*.jsonl")):
         top, *lines = journal.read(path) or [{}]
-        if any(line["pass"] == END for line in lines) and _plain({**top, **free}) == _plain(
-            {**header, **free}
-        ):
+        if any(line["pass"] == END for line in lines) and _plain({**top, **free}) == wanted:
             found.append(top)
     return found
+
+
+def described(header: Mapping[str, Any], context: Mapping[str, Any]) -> str:
+    """Return in words the settings of an evaluation, and its machine if that is not this one."""
+    half = " in fp16" if "half" in header else ""
+    words = f"{header['attack']} with seed {header['seed']} in batches of {header['batch_size']}{half}"
+    if header["machine"] == context["machine"] and header["versions"] == context["versions"]:
+        return words
+    place = header["machine"]
+    tf32 = "on" if place["precision"]["convolution_tf32"] else "off"
+    versions = f"torch {place['torch']}, atcl {header['versions']['atcl']}"
+    return f"{words} ({place['device']}, {versions}, tf32 {tf32})"
 
 
 def _plain(header: Mapping[str, Any]) -> str:
@@ -119,7 +151,7 @@ def _plain(header: Mapping[str, Any]) -> str:
 
 
 def evaluation_context(model: Module, test: Split) -> dict[str, Any]:
-    """Return what verdicts depend on beside the attack: the model, images with their truth, the machine, the versions."""
+    """Return what an evaluation depends on beside the attack: model, images with truth, machine, versions."""
     x = as_float(test.x[:1].to(device_of(model, test.x.device)))
     return {
         "model": digest_of_model(model, x),
@@ -130,41 +162,38 @@ def evaluation_context(model: Module, test: Split) -> dict[str, Any]:
 
 
 def digest_of_model(model: Module, x: Tensor) -> str:
-    """Return sixteen hexadecimal digits that name a model: its modules, attributes and weights but for those that a look at images changes.
+    """Return sixteen hexadecimal digits that identify a model by its modules, attributes and weights.
 
-    Its code is not seen, nor what lies inside objects other than numbers, texts, tensors, arrays and collections of them.
+    Attributes that a forward pass changes do not count. Neither does the code of the model, nor what is
+    inside objects other than numbers, strings, tensors, arrays and collections of them.
     """
     with evaluating(model), torch.no_grad(), forked_rng():
-        model(x)  # the first look may set things up
+        model(x)  # the first pass may set things up
         before = _parts(model)
         model(1 - x)
         after = _parts(model)
     kinds = [(name, type(module).__qualname__) for name, module in model.named_modules()]
-    same = sorted(
-        (key, words) for key, words in before.items() if after.get(key) == words
-    )  # a counter says nothing of a model
+    # what a forward pass changes, such as a counter, does not identify the model
+    same = sorted((key, words) for key, words in before.items() if after.get(key) == words)
     return hashlib.sha256(repr((kinds, same)).encode()).hexdigest()[:16]
 
 
 def _parts(model: Module) -> dict[str, str]:
-    """Return in words what the modules of a model hold."""
+    """Return, by name, a description of every attribute of a model's modules."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        own = {
-            key: value
-            for key, value in vars(module).items()
-            if key not in _PLAIN and not isinstance(value, Module)
-        }
+        values = vars(module).items()
+        own = {key: value for key, value in values if key not in _PLAIN and not isinstance(value, Module)}
         held = own | dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
         found |= {f"{name}.{key}": _words(value) for key, value in held.items()}
     return found
 
 
-_PLAIN = {*vars(Module())}  # what each module has
+_PLAIN = {*vars(Module())}  # the attributes that every module has
 
 
 def _words(value: Any) -> str:
-    """Return a value in words that are the same in each process; of an object that has none its kind."""
+    """Return a description of a value that is the same in each process; of any other object its class."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
         return repr(value)
     if isinstance(value, Tensor) and value.layout == torch.strided:
@@ -181,22 +210,20 @@ def _words(value: Any) -> str:
 
 
 def machine(model: Module) -> dict[str, Any]:
-    """Return the device that a model is judged on, its precision and PyTorch's version."""
+    """Return the device that a model runs on, its precision and PyTorch's version."""
     return hardware(device_of(model, torch.device("cpu")))
 
 
 def fingerprint_of(split: Split) -> str:
-    """Return a digest of images and truth."""
+    """Return a digest of images and true classes."""
     return digest_of([split.x, split.truth.labels])
 
 
 def digest_of(tensors: Sequence[Tensor]) -> str:
-    """Return sixteen hexadecimal digits that name the tensors' values."""
+    """Return sixteen hexadecimal digits that identify the values of tensors."""
     summary = hashlib.sha256()
     for tensor in tensors:
         plain = tensor.detach().cpu().contiguous()
-        summary.update(
-            str((tensor.dtype, tuple(tensor.shape))).encode()
-            + plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-        )
+        summary.update(str((tensor.dtype, tuple(tensor.shape))).encode())
+        summary.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return summary.hexdigest()[:16]

@@ -1,11 +1,10 @@
-"""One model attacked in several ways on the same few images, so that the ways can be compared: the evidence of `masking`."""
+"""The evidence of `masking`: one model attacked in several ways on the same images, to compare the ways."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from pyautoattack.square import SquareAttack
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
@@ -19,43 +18,48 @@ from atcl.core.seeds import derive, forked_rng, generator
 from atcl.data.images import as_float, checked_images
 
 PASSES = 5  # of the natural images
-DRAWS = 20  # of noise: as many looks at the model as PGD20 has
-ERASING_STEPS = 40  # of a quarter of the radius: five times across the ball
+DRAWS = 20  # of noise: as many queries of the model as PGD20 makes
+ERASING_STEPS = 40  # of a quarter of the radius each: together five diameters of the ball
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at: logits of n images, and of the m naturally right ones after each attack."""
+    """What the checks use: logits of n images and, after each attack, of the m that are naturally right."""
 
     labels: Tensor  # (n,) the true classes
     passes: Tensor  # (PASSES, n, K) the same images each time
-    right: Tensor  # (n,) bool: the first pass is finite and right
+    right: Tensor  # (n,) bool: the first pass is finite and the prediction right
     norm: str
-    radius: float  # of the ball that holds plain grey
+    radius: float  # of a ball around any image that contains plain grey
     loss_gradient: Tensor  # (m, C, H, W) of the cross-entropy at the natural images
     margin_gradient: Tensor  # (m, C, H, W)
     pgd5: Tensor  # (m, K), as all that follow
-    pgd20: Tensor  # goes on where PGD5 ended
+    pgd20: Tensor  # continues where PGD5 ended
     cw30: Tensor
-    noise: Tensor  # of a draw that breaks the image, where one does
-    square: Tensor  # natural where PGD20 or CW30 breaks the image already
-    erased: Tensor  # PGD in the ball that holds plain grey
+    noise: Tensor  # of a draw that breaks the image, if one does
+    square: Tensor  # of the natural image if PGD20 or CW30 breaks it already
+    erased: Tensor  # PGD in the ball that contains plain grey
     grey: Tensor
 
     def kept(self, logits: Tensor) -> Tensor:
-        """Return (m,) bool: the images still right; what is not finite breaks nothing."""
+        """Return (m,) bool: the images that are still right; logits that are not finite break nothing."""
         return _kept(logits, self.labels[self.right])
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a norm supplies to the probes."""
+    """What the attacks need to know of a norm.
 
-    square: str  # its name in pyautoattack
-    erasing: Callable[
-        [int], float
-    ]  # number of pixels -> radius of the ball that holds plain grey, whatever the image
-    canvas: Callable[[int, int], tuple[int, int]]  # height and width -> those that Square can work on
+    Args:
+        square: its name in pyautoattack.
+        erasing: returns, for a number of pixels, the radius of a ball that contains plain grey around any
+            image.
+        canvas: returns the height and width on which Square works, for those of the images.
+    """
+
+    square: str
+    erasing: Callable[[int], float]
+    canvas: Callable[[int, int], tuple[int, int]]
 
 
 def gather_evidence(
@@ -69,11 +73,15 @@ def gather_evidence(
     images: int,
     queries: int,
 ) -> Evidence:
-    """Attack at most `images` of the images in every way that the checks compare."""
+    """Return the logits after every attack that the checks compare, on at most `images` of the images.
+
+    The arguments are those of `suspicions`.
+    """
     x = checked_images(x)
     if labels.shape != (len(x),) or labels.dtype != torch.int64 or not len(x):
         raise AtclError(
-            f"give one label of type int64 for each of at least one image; got {len(x)} images, labels {tuple(labels.shape)} {labels.dtype}"
+            "give one label of type int64 for each of at least one image; "
+            f"got {len(x)} images, labels {tuple(labels.shape)} {labels.dtype}"
         )
     if min(batch_size, images, queries) < 1 or not 0 <= seed < 2**63:
         raise AtclError(
@@ -101,7 +109,7 @@ def _evidence(
     classes = passes.shape[2]
     if classes < 2 or not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise AtclError(
-            f"the model tells {classes} classes apart: it needs at least two, and labels in 0 to {classes - 1}"
+            f"the model has {classes} classes: it needs at least two, and labels in 0 to {classes - 1}"
         )
     right = passes[0].isfinite().all(1) & _kept(passes[0], labels)
     radius = max(GEOMETRIES[threat.norm].erasing(x[0].numel()), threat.epsilon)
@@ -175,16 +183,22 @@ def _attacked(
 def square_attack(
     model: Module, x: Tensor, labels: Tensor, threat: Threat, *, queries: int, seed: int
 ) -> Tensor:
-    """Return the images after the official Square attack (Andriushchenko et al. 2020), which asks for logits alone."""
+    """Return the images after the official Square attack, which uses the logits alone.
+
+    Andriushchenko et al. 2020.
+    """
     geometry = GEOMETRIES[threat.norm]
     height, width = x.shape[2:]
     rows, columns = geometry.canvas(height, width)
 
     def scores(canvas: Tensor) -> Tensor:  # (n, K)
-        # Square takes a tie for a success without ending, and fails on NaN: a tie goes to the first class, as in argmax, and NaN counts as 0
+        # Square counts a tie as a success without ending, and fails on NaN. Here a tie goes to the first
+        # class, as in argmax, and NaN counts as 0.
         logits: Tensor = model(canvas[..., :height, :width]).nan_to_num().double()
         order = torch.linspace(0, 1e-9, logits.shape[1], dtype=logits.dtype, device=logits.device)
         return logits - order * logits.abs().amax(1, keepdim=True).clamp(min=1)
+
+    from pyautoattack.square import SquareAttack  # only here: opening a run needs no attack
 
     attack = SquareAttack(
         scores, norm=geometry.square, n_queries=queries, eps=threat.epsilon, seed=seed, device=x.device
@@ -195,7 +209,10 @@ def square_attack(
 
 
 class _Connected(Module):
-    """A model whose logits, in single precision and a tensor of their own, hang on the image: a gradient that is cut off is zero, not an error."""
+    """A model whose logits, in fp32 and in a tensor of their own, depend on the image.
+
+    So a gradient that the model cuts off is zero, and not an error.
+    """
 
     def __init__(self, model: Module) -> None:
         super().__init__()
@@ -221,7 +238,10 @@ def _gradient(model: Module, x: Tensor, attack_loss: AttackLoss) -> Tensor:
 
 
 def _tiled(height: int, width: int) -> tuple[int, int]:
-    """Return the least square whose tiles of a fifth of its side do not overlap its edge, on which alone Square's start in L2 is defined."""
+    """Return the side of the smallest square on which the start of Square in L2 is defined.
+
+    The tiles of a fifth of its side must not overlap its edge.
+    """
 
     def fits(side: int) -> bool:
         tile = side // 5

@@ -1,4 +1,4 @@
-"""How many pseudo-labels are right."""
+"""The accuracy of pseudo-labels."""
 
 from torch import Tensor
 

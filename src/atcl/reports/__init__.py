@@ -1,5 +1,4 @@
-"""One HTML page that shows runs: numbers, curves, images with their adversarial twins; it needs no network and no other file."""
+"""One HTML page that shows runs: numbers, curves, adversarial images; it needs no network and no other file.
 
-from atcl.reports.writing import report
-
-__all__ = ["report"]
+`writing.report` makes it; `sections`, `curves` and `scenes` make its parts.
+"""

@@ -1,4 +1,4 @@
-"""Curves as data: one panel for each number that epochs recorded, one line for each group of runs."""
+"""Curves as data: a panel for each number that epochs recorded, with a line for each group of runs."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,23 +7,33 @@ from typing import Any
 
 from atcl.analysis.observers import TEST_IMAGES
 from atcl.reports.gathering import Group
-from atcl.reproduce.figures.records import Points
+from atcl.reproduce.figures.records import Points, standard_error
 
 DASHES = {"-": "", "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}
-DARK = "#16191d"  # the page's ground in the dark, as page.css has it
+DARK = "#16191d"  # background of the dark scheme, as in page.css
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A number by epoch."""
+    """A number by epoch.
 
-    key: str  # in the journal or in analysis.jsonl
+    Args:
+        key: its name in the journal or in analysis.jsonl.
+        title: above the panel.
+        about: what the number is.
+        unit: of its axis.
+        scale: factor between the recorded and the drawn number.
+        log: whether the axis may be logarithmic.
+        distinct: the panel is left out if no line has so many different values.
+    """
+
+    key: str
     title: str
     about: str
     unit: str = ""
     scale: float = 1.0
     log: bool = False
-    distinct: int = 1  # it is left out where no line has so many different values
+    distinct: int = 1
 
 
 PANELS = (
@@ -39,25 +49,25 @@ PANELS = (
     Panel(
         "held_robust",
         "Estimated robust accuracy",
-        "right and withstanding PGD20, from held-out labels, without truth",
+        "right under PGD20, from held-out labels, without truth",
         "%",
         100,
     ),
     Panel("held_scel_attacked", "Held-out loss under attack", "surrogate complementary loss"),
-    Panel("epsilon", "Attack radius epsilon", "of the attack that trains"),
-    Panel("steps", "Attack steps", "of the attack that trains", distinct=3),
+    Panel("epsilon", "Attack radius epsilon", "of the attack in training"),
+    Panel("steps", "Attack steps", "of the attack in training", distinct=3),
     Panel("gamma", "Weight gamma", "of all candidates in the loss; the rest goes to the pseudo-label"),
     Panel(
         "pseudo_label_accuracy",
         "Right pseudo-labels",
-        "of the training images; known to onlookers alone",
+        "of the training images; recorded by observers, since training does not know it",
         "%",
         100,
     ),
     Panel("agreement", "Agreement", "attacked training images predicted as their pseudo-label", "%", 100),
     Panel(
         "inside",
-        "Inside the candidates",
+        "Predicted a candidate",
         "attacked training images whose prediction is not ruled out",
         "%",
         100,
@@ -75,7 +85,7 @@ PANELS = (
 
 
 def drawn(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the page's script draws: groups with their looks, panels with their lines."""
+    """Return what the page's script draws: groups with their styles, panels with their lines."""
     panels = [found for panel in PANELS if (found := _panel(panel, groups))]
     return {"groups": [_group(group) for group in groups], "panels": panels, "stages": _boundaries(groups)}
 
@@ -115,16 +125,17 @@ def _panel(panel: Panel, groups: Sequence[Group]) -> dict[str, Any] | None:
 
 
 def _line(singles: Sequence[Points], scale: float, seeds: int) -> dict[str, Any]:
-    """Return the mean over the seeds that have come so far, with its standard error; `n` counts them where they are not always all."""
+    """Return the mean over seeds with its standard error.
+
+    `n` counts the seeds of each epoch, if these are not always all of them.
+    """
     columns = columns_of(singles)
     line: dict[str, Any] = {
         "x": list(columns),
         "y": [_short(scale * statistics.fmean(column)) for column in columns.values()],
     }
     if len(singles) > 1:
-        line["e"] = [
-            _short(scale * statistics.pstdev(column) / len(column) ** 0.5) for column in columns.values()
-        ]
+        line["e"] = [_short(scale * standard_error(column)) for column in columns.values()]
         line["singles"] = [
             {"x": list(one), "y": [_short(scale * value) for value in one.values()]} for one in singles
         ]
@@ -134,19 +145,21 @@ def _line(singles: Sequence[Points], scale: float, seeds: int) -> dict[str, Any]
 
 
 def columns_of(singles: Sequence[Points]) -> dict[int, list[float]]:
-    """Return the values of all seeds that came to an epoch, for each epoch that every one of those recorded; there is always one."""
+    """Return, by epoch, the values of all seeds that reached the epoch; there is always an epoch.
+
+    An epoch that one of those seeds did not record is left out: otherwise seeds that are recorded now and
+    then would make the mean jump.
+    """
     found = {}
     for epoch in sorted(set().union(*singles)):
-        come = [one for one in singles if max(one) >= epoch]
-        if all(
-            epoch in one for one in come
-        ):  # else seeds recorded now and then would make the mean jump to and fro
-            found[epoch] = [one[epoch] for one in come]
+        reached = [one for one in singles if max(one) >= epoch]
+        if all(epoch in one for one in reached):
+            found[epoch] = [one[epoch] for one in reached]
     return found
 
 
 def _notes(panel: Panel, groups: Sequence[Group]) -> list[str]:
-    """Return what a reader of this panel must know of how its number was measured."""
+    """Return notes on how the number of a panel was measured."""
     members = [one for group in groups for one in group.members]
     if not panel.key.startswith("test_"):
         return []
@@ -154,21 +167,20 @@ def _notes(panel: Panel, groups: Sequence[Group]) -> list[str]:
         sum(panel.key in record for record in one.recorded.records) < len(one.recorded.points(panel.key))
         for one in members
     )
-    crafted = (
-        {kind for one in members for kind in one.crafted} - {"fp32"} if panel.key == "test_pgd20" else set()
-    )
-    first = [f"measured by onlookers on the first {TEST_IMAGES:,} at most"] if partly else []
+    kinds = {kind for one in members for kind in one.crafted} - {"fp32"}
+    crafted = kinds if panel.key == "test_pgd20" else set()
+    first = [f"measured by observers on the first {TEST_IMAGES:,} at most"] if partly else []
     return first + ([f"per epoch crafted in {' and '.join(sorted(crafted))}"] if crafted else [])
 
 
 def _log(panel: Panel, lines: Sequence[dict[str, Any]]) -> bool:
-    """Tell whether a panel takes a logarithmic axis: one that is meant for it, above 0, over more than a factor of 20."""
+    """Return whether a panel has a logarithmic axis: if it may, its values are positive and vary widely."""
     values = [value for line in lines for value in line["y"]]
     return panel.log and min(values) > 0 and max(values) > 20 * min(values)
 
 
 def _boundaries(groups: Sequence[Group]) -> list[int]:
-    """Return the epochs after which a new stage begins, where all groups agree on them."""
+    """Return the epochs after which a new stage begins; none if the groups differ in them."""
     found = set()
     for group in groups:
         ends, total = [], 0
@@ -184,7 +196,7 @@ def _short(value: float) -> float:
 
 
 def on_dark(colour: str) -> str:
-    """Return a colour for the dark scheme: the same, or mixed with as much white as it takes to be seen (3:1)."""
+    """Return a colour for the dark scheme: the same, or mixed with white until its contrast is 3.2."""
     for share in range(0, 101, 5):
         mixed = "#" + "".join(
             f"{round(int(colour[at : at + 2], 16) * (100 - share) / 100 + 255 * share / 100):02x}"
@@ -196,7 +208,7 @@ def on_dark(colour: str) -> str:
 
 
 def contrast(one: str, two: str) -> float:
-    """Return the ratio of contrast between two colours as WCAG defines it."""
+    """Return the contrast ratio of two colours as WCAG defines it."""
     lighter, darker = sorted((_luminance(one), _luminance(two)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 

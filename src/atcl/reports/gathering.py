@@ -1,8 +1,7 @@
-"""What is known of runs from their folders alone: results, epochs, settings, and the command that makes each again."""
+"""What the files of runs contain: results, epochs, settings, and the command that makes each run again."""
 
 import os
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,22 +14,24 @@ from atcl.core.files import read_json
 from atcl.core.settings import digest, options, overridden
 from atcl.models import MODELS
 from atcl.recipes.catalogue import RECIPES, recipe
-from atcl.recipes.schema import OWN, Recipe
+from atcl.recipes.names import OWN
+from atcl.recipes.schema import Recipe
 from atcl.reproduce.cells import Cell
 from atcl.reproduce.figures.records import Recorded
 from atcl.reproduce.figures.style import SERIES, STYLES, Style
 from atcl.reproduce.published import RULE, published
 from atcl.runs import layout
+from atcl.runs.result import Measurements, Result
 from atcl.runs.run import Run, is_plain
 from atcl.training.selection import RULES
 
-METHOD_TITLES = {  # methods -> how figures call them
+METHOD_TITLES = {  # methods -> their names in figures
     "oracle": "oracle",
     **dict.fromkeys(("two-stage", "two-stage-test-teacher", "two-stage-mcl", "two-stage-rules"), "two-stage"),
     **dict.fromkeys(
         ("warmup-pla", "warmup-pla-mcl", "warmup-pla-rules", "warmup-pla-fixed"), "warm-up + PLA"
     ),
-    **dict.fromkeys(("warmup",), "warm-up"),
+    "warmup": "warm-up",
     "pla": "PLA",
     **{
         f"direct-{loss.lower().replace('_', '-')}": loss
@@ -51,11 +52,11 @@ METHOD_TITLES = {  # methods -> how figures call them
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run, with what its files say."""
+    """A run, with the content of its files."""
 
     run: Run
     recorded: Recorded
-    result: dict[str, Any] | None  # None: training has not ended
+    result: Result | None  # None: training has not ended
 
     @staticmethod
     def of(run: Run) -> "RunSummary":
@@ -64,51 +65,45 @@ class RunSummary:
             tuple(journal.read(run.folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS)
         )
         result = run.result if (run.folder / layout.RESULT).exists() else None
-        if result is not None and (
-            lacking := [key for key in ("selection", "last_epoch", "flags") if key not in result]
-        ):
-            raise AtclError(
-                f"{run.folder / 'result.json'} lacks {', '.join(lacking)}: it is not of this version; leave the run out, or train it again"
-            )
         return RunSummary(run, Recorded(run.recipe, run.seed, run.folder, records, observed), result)
 
     @property
-    def metrics(self) -> dict[str, dict[str, Any]]:
-        """What was measured of the reported epoch, by attack."""
-        return {} if self.result is None else self.result["metrics"]
+    def metrics(self) -> Measurements:
+        """The measurements of the reported epoch, by attack."""
+        return {} if self.result is None else self.result.metrics
 
     @property
-    def last(self) -> dict[str, dict[str, Any]]:
-        """What was measured of the last epoch, by attack."""
-        return {} if self.result is None else self.result["last_epoch"]["metrics"]
+    def last(self) -> Measurements:
+        """The measurements of the last epoch, by attack."""
+        return {} if self.result is None else self.result.last_metrics
 
     @property
     def epoch(self) -> int | None:
         """The reported epoch, counted through all stages."""
         if self.result is None:
             return None
-        chosen = self.result["selection"]
-        return sum(stage.epochs for stage in self.run.recipe.stages[: chosen["stage"]]) + int(chosen["epoch"])
+        chosen = self.result.selection
+        return sum(stage.epochs for stage in self.run.recipe.stages[: chosen.stage]) + chosen.epoch
 
     @property
     def rule(self) -> str:
         """The name of the rule that chose the reported epoch."""
-        return self.run.recipe.selection if self.result is None else str(self.result["selection"]["rule"])
+        return self.run.recipe.selection if self.result is None else self.result.selection.rule
 
     @property
     def crafted(self) -> set[str]:
-        """What PGD20 after each epoch was computed in, where the journal says so."""
+        """The precisions that PGD20 after each epoch was computed in, as far as the journal has them."""
         return {str(one["crafted"]) for one in self.recorded.records if one.get("crafted")}
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """How many epochs are done, and how many there will be."""
+        """The number of epochs that are done, and of all epochs."""
         return len(self.recorded.records), sum(stage.epochs for stage in self.run.recipe.stages)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe that differ in their seed, under one name and in one colour."""
+    """Runs of one recipe that differ in their seed, with a label and a style."""
 
     label: str
     style: Style
@@ -116,16 +111,15 @@ class Group:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What they have in common."""
+        """Their recipe."""
         return self.members[0].run.recipe
 
     @property
     def seeds(self) -> str:
         """The seeds that are finished, in words, and how many are not."""
         named = self.finished or self.members
-        return f"seed{'s' * (len(named) > 1)} {', '.join(str(one.run.seed) for one in named)}" + (
-            f" ({self.pending})" if self.pending else ""
-        )
+        pending = f" ({self.pending})" if self.pending else ""
+        return f"seed{'s' * (len(named) > 1)} {', '.join(str(one.run.seed) for one in named)}{pending}"
 
     @property
     def pending(self) -> str:
@@ -135,90 +129,92 @@ class Group:
 
     @property
     def finished(self) -> tuple[RunSummary, ...]:
-        """Those whose training has ended."""
+        """The runs whose training has ended."""
         return tuple(one for one in self.members if one.result is not None)
 
     @property
     def rule(self) -> str:
-        """How the reported epochs were chosen."""
+        """The rule that chose the reported epochs."""
         return " / ".join(dict.fromkeys(one.rule for one in self.members))
 
     def cell(self, attack: str, *, last: bool = False) -> Cell:
-        """Return what was measured by an attack over the seeds, beside what is published for this recipe where the paper chose alike."""
+        """Return the accuracies under an attack over the seeds, with the published one.
+
+        The published one is that of the same recipe, if the epochs were chosen as in the paper.
+        """
         found = [
             metrics[attack]
             for one in self.finished
             if attack in (metrics := one.last if last else one.metrics)
         ]
-        flags = tuple(sorted({flag for one in found for flag in one.get("flags") or ()}))
+        flags = tuple(sorted({flag for one in found for flag in one.flags or ()}))
         theirs = (published(self.recipe) or {}).get(attack) if self.rule == RULE and not last else None
-        return Cell(tuple(one["accuracy"] for one in found), flags, theirs)
+        return Cell(tuple(one.accuracy for one in found), flags, theirs)
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Return the runs in groups: those of the same recipe and data are one, but a seed that comes again opens another, for it would count twice."""
+    """Return the runs in groups of the same recipe and data.
+
+    A seed that occurs twice opens another group: it would count twice in a mean.
+    """
     found: dict[Any, list[RunSummary]] = {}
     times: Counter[Any] = Counter()
     for run in runs:
         kind = (run.name, run.recipe, run.classes, _source(run))
         found.setdefault((kind, times[kind, run.seed]), []).append(RunSummary.of(run))
         times[kind, run.seed] += 1
-    groups = [
-        Group(title(members[0].run), STYLES.get(title(members[0].run), SERIES[0]), tuple(members))
-        for members in found.values()
-    ]
+    titled = [(title(members[0].run), tuple(members)) for members in found.values()]
+    groups = [Group(name, STYLES.get(name, SERIES[0]), members) for name, members in titled]
     labels, styles = [group.label for group in groups], _styles(groups)
+    details = [f" ({detail(one, groups)})" if labels.count(one.label) > 1 else "" for one in groups]
     return [
-        replace(
-            group,
-            label=f"{group.label} ({detail(group, groups)})"
-            if labels.count(group.label) > 1
-            else group.label,
-            style=style,
-        )
-        for group, style in zip(groups, styles, strict=True)
+        replace(group, label=f"{group.label}{more}", style=style)
+        for group, more, style in zip(groups, details, styles, strict=True)
     ]
 
 
 def _styles(groups: Sequence[Group]) -> list[Style]:
-    """Return a look for each group: that of its method, which of several the recipe as it is has; others take one that is free, of another dash."""
+    """Return a style for each group: that of its method, or a free one with another dash.
+
+    Of several groups with the same method, the one with unchanged settings has the method's style.
+    """
     found: dict[int, Style] = {}
     for at in sorted(range(len(groups)), key=lambda at: overrides(groups[at].members[0].run) != []):
-        own, free = (
-            groups[at].style,
-            [one for one in (*SERIES, *STYLES.values()) if one not in found.values()],
-        )
-        found[at] = (
-            own if own not in found.values() else next((one for one in free if one.dash != own.dash), own)
-        )
+        own = groups[at].style
+        free = [one for one in (*SERIES, *STYLES.values()) if one not in found.values()]
+        other = next((one for one in free if one.dash != own.dash), own)
+        found[at] = own if own not in found.values() else other
     return [found[at] for at in range(len(groups))]
 
 
 def _source(run: Run) -> Any:
-    """Return what data of one's own are known by: their digest, or for a run of before it was kept the folder that the run lies in."""
+    """Return what identifies data of one's own: their digest, or for older runs the folder of the run."""
     if run.recipe.dataset != OWN:
         return None
     return read_json(run.folder / layout.RECIPE).get("source") or run.folder.resolve().parent
 
 
 def title(run: Run) -> str:
-    """Return how a run's method is called in figures; one that has no name there keeps its own."""
+    """Return the name of a run's method in figures; a method without one keeps its own."""
     method = run.name.partition("/")[2]
     return METHOD_TITLES.get(method, method or run.name)
 
 
 def changed(run: Run) -> bool:
-    """Tell whether a run's settings are others than those of the recipe that it names."""
+    """Return whether a run's settings differ from those of the recipe that it names."""
     return run.name in RECIPES and not is_plain(run.name, run.recipe)
 
 
 def detail(group: Group, groups: Sequence[Group]) -> str:
-    """Return what tells a group from others of the same method: its recipe's name, what is changed in it, or where it lies."""
+    """Return what distinguishes a group from others of the same method.
+
+    This is the name of its recipe, the settings that are changed, or its folder.
+    """
     alike = [other for other in groups if other.label == group.label]
     run = group.members[0].run
     named = [other for other in alike if other.members[0].run.name == run.name]
     same = [other for other in named if other.recipe == run.recipe]
-    told = [run.name] if len(named) < len(alike) else []
+    parts = [run.name] if len(named) < len(alike) else []
     if len(same) < len(named):
         changed = overrides(run)
         words = (
@@ -226,18 +222,21 @@ def detail(group: Group, groups: Sequence[Group]) -> str:
             if changed
             else digest(run.recipe)
         )
-        told = [words if changed else f"{run.name}, {words}"]
+        parts = [words if changed else f"{run.name}, {words}"]
     if len(same) > 1:
         places = [other.members[0].run.folder.resolve() for other in same]
-        told.append(
+        parts.append(
             os.path.relpath(run.folder.resolve(), os.path.commonpath(places))
             + (", …" if len(group.members) > 1 else "")
         )
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 def overrides(run: Run) -> list[str] | None:
-    """Return the words that turn the recipe of a run's name into the run's own; None where no words can."""
+    """Return the command-line words that turn the recipe that a run names into the run's own.
+
+    None if no words do so.
+    """
     if run.name not in RECIPES:
         return None
     plain = recipe(run.name)
@@ -255,24 +254,27 @@ def overrides(run: Run) -> list[str] | None:
     return words if same else None
 
 
-def rerun(told: RunSummary) -> str:
-    """Return the command that trains the same run again, into a new folder; where no command can say its recipe, the lines of Python."""
-    run, place = told.run, (told.result or {}).get("environment", {})
+def rerun(summary: RunSummary) -> str:
+    """Return the command that trains a run again, into a new folder.
+
+    Where no command can express its recipe, these are lines of Python.
+    """
+    run, place = summary.run, summary.result.environment if summary.result else {}
     again = str(run.folder.with_name(f"{run.folder.name}-again"))
     words = overrides(run)
     if words is None or run.recipe.model not in MODELS:
-        # what files say becomes part of a line only as a literal or a bare name: nobody should copy what a stranger wrote
+        # what a file contains becomes part of a line only as a literal or a bare name, for safety
         model = run.recipe.model if str(run.recipe.model).isidentifier() else "MODEL"
-        yours = ", problem=PROBLEM" * (run.recipe.dataset == OWN) + f", build={model}" * (
-            run.recipe.model not in MODELS
-        )
-        return f"import atcl\n\natcl.train(atcl.open_run({str(run.folder)!r}).recipe, seed={run.seed!r}{yours}, out={again!r})"
+        problem = ", problem=PROBLEM" * (run.recipe.dataset == OWN)
+        build = f", build={model}" * (run.recipe.model not in MODELS)
+        opened = f"atcl.open_run({str(run.folder)!r}).recipe"
+        return f"import atcl\n\natcl.train({opened}, seed={run.seed!r}{problem}{build}, out={again!r})"
     own = ["--images", "FOLDER", "--labels", "FILE.csv"] if run.recipe.dataset == OWN else []
     on_cpu = "CPU" in str(place.get("device", ""))
     device = ["--device", "cpu" if on_cpu else "cuda"] if place else []
-    observed = {key for record in told.recorded.observed for key in record}
-    looks = {"gradients": "gradient.variance", "attacks": "attack.log.cosine", "test": "test_pgd20"}
-    observe = [name for name, key in looks.items() if key in observed]
+    observed = {key for record in summary.recorded.observed for key in record}
+    typical = {"gradients": "gradient.variance", "attacks": "attack.log.cosine", "test": "test_pgd20"}
+    observe = [name for name, key in typical.items() if key in observed]
     said = shlex.join(
         [
             "atcl",
@@ -288,7 +290,7 @@ def rerun(told: RunSummary) -> str:
             again,
         ]
     )
-    # on a CPU the number of threads decides the last bits
+    # on a CPU the last bits depend on the number of threads
     return (
         f"OMP_NUM_THREADS={place['threads']} {said}"
         if on_cpu and isinstance(place.get("threads"), int)
@@ -296,17 +298,11 @@ def rerun(told: RunSummary) -> str:
     )
 
 
-def chosen_by(told: RunSummary) -> str:
-    """Return in words which epoch is reported, and by which rule."""
-    rule, stages = RULES.get(told.rule), told.run.recipe.stages
-    if told.result is None:
+def chosen_by(summary: RunSummary) -> str:
+    """Return in words the reported epoch and the rule that chose it."""
+    rule, stages = RULES.get(summary.rule), summary.run.recipe.stages
+    if summary.result is None:
         return f"will report {'the last epoch' if rule is None else f'the epoch with {rule.about}'}"
-    where = f" of stage {told.result['selection']['stage'] + 1}" if len(stages) > 1 else ""
-    number = told.result["selection"]["epoch"]
+    where = f" of stage {summary.result.selection.stage + 1}" if len(stages) > 1 else ""
+    number = summary.result.selection.epoch
     return f"epoch {number}{where}, " + ("the last" if rule is None else f"chosen for {rule.about}")
-
-
-def mean_and_spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return a mean, with the standard deviation (ddof = 0) where there are several values."""
-    deviation = f" ± {statistics.pstdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"

@@ -1,4 +1,4 @@
-"""Looking at a run's chosen model: what it says of test images before and after PGD20. It sees their truth; training may not import it."""
+"""Predictions of a run's chosen model on test images, before and after PGD20, as the page shows them."""
 
 import base64
 import io
@@ -21,26 +21,28 @@ from atcl.datasets.sources import DATASETS
 from atcl.datasets.truth import Split
 from atcl.evaluation.attacks import ATTACKS
 from atcl.evaluation.cache import fingerprint_of
-from atcl.recipes.schema import OWN
+from atcl.recipes.names import OWN
 from atcl.runs import layout
 from atcl.runs.problem import Build
 from atcl.runs.run import Run
 
-GALLERY_BATCH = (
-    500  # as in an evaluation, so that a test set that is looked at whole is attacked as it was there
-)
+# as in an evaluation: a test set that is used whole is attacked in the same way as there
+GALLERY_BATCH = 500
 MOST = 2000  # images
 BINS = 10
-# floating-point operations that a look may cost: some seconds
+# floating-point operations that the predictions may cost: some seconds
 WORK = {"cpu": 1.5e11, "cuda": 1e14}
-PASSES_OF_PGD20 = 60  # of an image under PGD20: 20 ascents, each forth and twice as much back
+PASSES_OF_PGD20 = 60  # of an image: 20 steps, each a forward pass and a backward pass that costs two
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Test images, their twins, and the probabilities that the model gives to each class; those beyond the twins were not attacked."""
+    """Test images with their adversarial images, and the probabilities that the model predicts.
 
-    index: Tensor  # (n,) places in the test set
+    The first m of the n images are attacked.
+    """
+
+    index: Tensor  # (n,) positions in the test set
     true: Tensor  # (n,)
     natural: Tensor  # (n, K)
     x: Tensor  # (m, C, H, W) in [0, 1], the first m
@@ -62,11 +64,12 @@ class Bin:
 
 
 def its_test_set(run: Run, data_dir: Path | None = None) -> Split:
-    """Return the test set that a run was made with."""
+    """Return the test set of a run, as the digest in its folder identifies it."""
     test = pick(DATASETS, run.recipe.dataset, "dataset")(data_dir).test
     if fingerprint_of(test) != read_json(run.folder / layout.RECIPE).get("test"):
         raise AtclError(
-            "the test set that was found is not the one that the run was made with: give its folder with --data-dir"
+            "the test set that was found is not the one that the run was made with: "
+            "give its folder with --data-dir"
         )
     return test
 
@@ -80,21 +83,32 @@ def predictions_for(
     build: Build | None = None,
     test: Split | None = None,
 ) -> Predictions:
-    """Return what a run's chosen model says of a sample of its test set, as many images as take some seconds."""
+    """Return the predictions of a run's chosen model on a sample of its test set that takes some seconds.
+
+    Args:
+        run: a finished run.
+        data_dir: where the dataset's files lie.
+        device: auto, cpu or cuda.
+        images: how many images are attacked at least (and no fewer than 16).
+        build: makes the model, where it is one of your own.
+        test: the test set, where it is data of your own.
+
+    Raises:
+        AtclError: the test set is not there, or is not that of the run.
+    """
     if test is None and run.recipe.dataset == OWN:
         raise AtclError(
             "this run learnt from data of your own, and no pictures with true classes are kept with it"
         )
     model = run.model(device, build)
-    return predict_and_attack(
-        model, test or its_test_set(run, data_dir), run.recipe.threat, at_least=max(images, 16)
-    )
+    whole = test or its_test_set(run, data_dir)
+    return predict_and_attack(model, whole, run.recipe.threat, at_least=max(images, 16))
 
 
 def predict_and_attack(
     model: Module, test: Split, threat: Threat, *, at_least: int = 16, seed: int = 0
 ) -> Predictions:
-    """Return what a model says of images before and after PGD20; where not all are looked at, they are drawn by the seed."""
+    """Return predictions before and after PGD20, on images that are drawn by the seed if they are not all."""
     device = device_of(model, test.x.device)
     price = cost(model, test)
     room = WORK[device.type]
@@ -103,7 +117,7 @@ def predict_and_attack(
     drawn = torch.randperm(len(test), generator=Generator().manual_seed(seed))
     index = torch.arange(len(test)) if attacked_images == len(test) else drawn[:natural_images]
     true = test.truth.labels[index]
-    natural, attacked, twins = [], [], []
+    natural, attacked, adversarial = [], [], []
     with evaluating(model):
         for number, part in enumerate(index.split(GALLERY_BATCH)):
             x = as_float(test.x[part].to(device))
@@ -112,12 +126,11 @@ def predict_and_attack(
             if left:
                 labels = test.truth.labels[part].to(device)
                 adv = ATTACKS["pgd20"].passes["pgd20"](model, x[:left], labels[:left], threat, seed, number)
-                twins.append(adv.cpu())
+                adversarial.append(adv.cpu())
                 attacked.append(_probabilities(model, adv))
     x = as_float(test.x[index[:attacked_images]])
-    return Predictions(
-        index, true, torch.cat(natural), x, torch.cat(twins), torch.cat(attacked), len(test), threat
-    )
+    parts = torch.cat(natural), x, torch.cat(adversarial), torch.cat(attacked)
+    return Predictions(index, true, *parts, len(test), threat)
 
 
 @torch.no_grad()
@@ -131,16 +144,19 @@ def _probabilities(model: Module, x: Tensor) -> Tensor:
 
 
 def cost(model: Module, test: Split) -> int:
-    """Return the operations of one image's way through a model's layers of weights: the same on every machine, unlike a time."""
+    """Return the floating-point operations of one image's forward pass through layers with weights.
+
+    Unlike a time, it is the same on every machine. PyTorch's `FlopCounterMode` finds the same numbers, but
+    takes seconds to import.
+    """
     total = 0
 
     def count(module: Module, inputs: object, output: object) -> None:
         nonlocal total
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim > 1 and isinstance(output, Tensor):
-            total += (
-                2 * weight.numel() * (output.numel() // len(weight))
-            )  # each weight serves every place of its output
+            positions = output.numel() // len(weight)  # each weight is used once for each
+            total += 2 * weight.numel() * positions
 
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     try:
@@ -153,7 +169,7 @@ def cost(model: Module, test: Split) -> int:
 
 
 def calibration(probabilities: Tensor, true: Tensor, bins: int = BINS) -> list[Bin]:
-    """Return how often predictions are right, by how sure they are: equal bins of the confidence, none without images."""
+    """Return the accuracy of predictions by their confidence, in equal bins; empty bins are left out."""
     confidence, predicted = probabilities.double().max(1)
     right = (predicted == true).double()
     place = (confidence * bins).long().clamp(max=bins - 1)
@@ -171,19 +187,18 @@ def calibration(probabilities: Tensor, true: Tensor, bins: int = BINS) -> list[B
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """Return the expected calibration error: the mean distance of confidence and accuracy, each bin counted by its images."""
-    return sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / sum(
-        one.images for one in bins
-    )
+    """Return the expected calibration error: the mean distance of confidence and accuracy over images."""
+    total = sum(one.images for one in bins)
+    return sum(one.images * abs(one.confidence - one.accuracy) for one in bins) / total
 
 
 def confusion(predicted: Tensor, true: Tensor, classes: int) -> Tensor:
-    """Return (K, K) counts: images of each true class by the class that is predicted."""
+    """Return (K, K) counts of images: true classes in rows, predicted ones in columns."""
     return torch.bincount(true * classes + predicted, minlength=classes * classes).view(classes, classes)
 
 
 def outcomes(seen: Predictions) -> list[str]:
-    """Return for each attacked image whether it stays right, is turned, or was wrong before the attack."""
+    """Return for each attacked image whether it stays right, becomes wrong, or was wrong before."""
     m = len(seen.adv)
     before, after = (found.argmax(1) == seen.true[:m] for found in (seen.natural[:m], seen.attacked))
     return [
@@ -193,9 +208,10 @@ def outcomes(seen: Predictions) -> list[str]:
 
 
 def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int]:
-    """Return places of images for a gallery: those that stay right and those that are turned by turns, each from the class shown least so far.
+    """Return the positions of images for a gallery.
 
-    Where either is missing, one that was wrong before the attack takes its place.
+    Images that stay right and images that become wrong take turns, each from the class that is shown least
+    so far. If there are too few of either, images that were wrong before the attack take their place.
     """
     left = {
         kind: [place for place, one in enumerate(outcome) if one == kind]
@@ -214,16 +230,14 @@ def chosen(outcome: Sequence[str], true: Sequence[int], number: int) -> list[int
 
 
 def magnification(seen: Predictions, places: Sequence[int]) -> float:
-    """Return how much a difference can be magnified before a pixel of these images would leave the scale."""
+    """Return the factor by which differences of these images can be magnified within the range of pixels."""
     largest = float((seen.adv[list(places)] - seen.x[list(places)]).abs().max()) if places else 0.0
     return 0.5 / largest if largest > 0 else 1.0
 
 
 def picture(image: Tensor, side: int) -> str:
-    """Return an image (C, H, W) in [0, 1] as a PNG data URI, no larger than `side` each way."""
-    visible = (
-        image if len(image) == 3 else image.mean(0, keepdim=True)
-    )  # other than grey and colour have no look of their own
+    """Return an image (C, H, W) in [0, 1] as a PNG data URI, at most `side` wide and high."""
+    visible = image if len(image) == 3 else image.mean(0, keepdim=True)  # other channels are shown as grey
     pixels = (visible.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     shown = Image.fromarray(pixels[..., 0] if len(visible) == 1 else pixels)
     if max(shown.size) > side:
@@ -234,5 +248,5 @@ def picture(image: Tensor, side: int) -> str:
 
 
 def side_for(pictures: int, channels: int, room: int) -> int:
-    """Return the side of pictures such that so many, uncompressed, fill no more than `room` bytes."""
+    """Return the side of pictures such that so many of them, uncompressed, take at most `room` bytes."""
     return max(8, min(128, math.isqrt(room // max(1, pictures * min(channels, 3)))))

@@ -1,4 +1,4 @@
-"""HTML from Python: whatever is not markup already is escaped, so that no name, path or note can become part of the page's code."""
+"""HTML from Python. Text is escaped, so that no name, path or note can become part of the page's code."""
 
 import html
 import json
@@ -20,10 +20,20 @@ Child = Markup | str | int | None
 def el(
     name: str, /, *children: "Child | Iterable[Child]", **attributes: str | int | float | bool | None
 ) -> Markup:
-    """Return an element; `class_` and `for_` name attributes that Python keeps for itself, `_` in a name becomes `-`, None leaves one out."""
-    told = "".join(_attribute(key, value) for key, value in attributes.items())
-    inside = "".join(map(text, children))
-    return Markup(f"<{name}{told}>" if name in VOID and not inside else f"<{name}{told}>{inside}</{name}>")
+    """Return an element.
+
+    Args:
+        name: of the element.
+        children: its content: markup as it is, text escaped.
+        attributes: `class_` and `for_` are class and for, other `_` become `-`; None leaves one out.
+
+    Examples:
+        >>> el("p", "a < b", class_="fine")
+        '<p class="fine">a &lt; b</p>'
+    """
+    inner = "".join(map(text, children))
+    parts = "".join(_attribute(key, value) for key, value in attributes.items())
+    return Markup(f"<{name}{parts}>" if name in VOID and not inner else f"<{name}{parts}>{inner}</{name}>")
 
 
 def text(child: "Child | Iterable[Child]") -> Markup:
@@ -38,7 +48,7 @@ def text(child: "Child | Iterable[Child]") -> Markup:
 
 
 def embedded(data: Any) -> Markup:
-    """Return data as JSON that can stand inside a script element: no `<` in it could end that element."""
+    """Return data as JSON for a script element; no `<` in it can end that element."""
     return Markup(
         json.dumps(data, allow_nan=False, separators=(",", ":"))
         .replace("<", "\\u003c")

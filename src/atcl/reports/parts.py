@@ -1,4 +1,4 @@
-"""Small parts that the page is made of."""
+"""Small parts of the page."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from atcl.reports.markup import Child, Markup, el, text
 
 
 def section(name: str, heading: str, *children: "Child | Sequence[Child]") -> Markup:
-    """Return a part of the page that the links at its top lead to."""
+    """Return a section of the page, to which the links at its top lead."""
     return el(
         "section",
         el("h2", heading, id=f"{name}-heading"),
@@ -24,7 +24,7 @@ def table(
     rows: Sequence[tuple[Child, Sequence[Child]]],
     class_: str = "",
 ) -> Markup:
-    """Return a table whose first column names its rows."""
+    """Return a table whose first column has the names of its rows."""
     top = el("thead", el("tr", [el("th", one, scope="col") for one in heads])) if heads else None
     body = [el("tr", el("th", name, scope="row"), [el("td", cell) for cell in cells]) for name, cells in rows]
     return el(
@@ -37,7 +37,7 @@ def table(
 
 
 def swatch(group: Group) -> Markup:
-    """Return a short piece of a group's line."""
+    """Return a short piece of a group's line, for the legend."""
     line = el(
         "line", x1=1, y1=5, x2=23, y2=5, stroke_width=3, stroke_dasharray=DASHES[group.style.dash] or None
     )
@@ -54,12 +54,12 @@ def swatch(group: Group) -> Markup:
 
 
 def hue(group: Group) -> str:
-    """Return a group's colours in both schemes as style."""
+    """Return the style attribute with a group's colours in both schemes."""
     return f"--light:{group.style.colour};--dark:{on_dark(group.style.colour)}"
 
 
 def bar(words: str, value: float, group: Group) -> Markup:
-    """Return a number over a bar of its length."""
+    """Return a number above a bar of that length."""
     return el(
         "span",
         el("span", words),
@@ -78,5 +78,5 @@ def prose(words: str) -> Markup:
 
 
 def scrolled(inside: Markup, label: str) -> Markup:
-    """Return something wide in a box of its own, which the keyboard can scroll."""
+    """Return a wide element in a box that can be scrolled, also by keyboard."""
     return el("div", inside, class_="scroll", tabindex=0, role="region", aria_label=label)

@@ -1,4 +1,4 @@
-"""The parts of the page that show a look at the test set: images with their twins, calibration, confusion."""
+"""The parts of the page that show predictions on the test set: images, calibration, confusion."""
 
 from collections.abc import Sequence
 
@@ -18,39 +18,49 @@ from atcl.reports.looking import (
     side_for,
 )
 from atcl.reports.markup import Child, Markup, el
+from atcl.reports.notes import ball_of
 from atcl.reports.parts import scrolled, table
-from atcl.reports.sections import ball_of
 
-WORDS = {"stays": "stays right", "turned": "is turned", "wrong": "was wrong before"}
-WIDEST = 20  # classes that a matrix of confusion is drawn for
-TOP = 3  # classes whose probability is told
+WORDS = {"stays": "stays right", "turned": "becomes wrong", "wrong": "was wrong before"}
+MOST_CLASSES = 20  # classes at most of a confusion matrix
+TOP = 3  # classes whose probability is shown
 
 
 def scenes(seen: Predictions, names: Sequence[str], images: int, room: int) -> Markup:
-    """Return gallery, calibration and confusion of one run; its pictures take no more than `room` bytes before they are packed."""
+    """Return gallery, calibration and confusion of one run.
+
+    Args:
+        seen: predictions on test images.
+        names: of the classes.
+        images: how many images the gallery shows at most.
+        room: how many bytes its pictures take at most, before they are compressed.
+    """
     return el("div", _gallery(seen, names, images, room), _calibrations(seen), _confusions(seen, names))
 
 
 def _gallery(seen: Predictions, names: Sequence[str], images: int, room: int) -> Markup:
-    told = outcomes(seen)
-    places = chosen(told, seen.true.tolist(), images)
+    outcome = outcomes(seen)
+    places = chosen(outcome, seen.true.tolist(), images)
     zoom, side = magnification(seen, places), side_for(3 * len(places), seen.x.shape[1], room)
-    counts = {kind: told.count(kind) for kind in WORDS}
-    said = (
-        f"{len(told):,} of {seen.whole:,} test images were attacked for this page by PGD20 in the {ball_of(seen.threat)}, 20 steps of "
-        f"{seen.threat.step_size:.4g} from a random start: {counts['stays']} stay right, {counts['turned']} are turned, {counts['wrong']} were "
-        f"wrong before." + (f" Differences are magnified {zoom:.3g} times around grey." if places else "")
+    counts = {kind: outcome.count(kind) for kind in WORDS}
+    threat = seen.threat
+    about = (
+        f"{len(outcome):,} of {seen.whole:,} test images were attacked for this page by PGD20 in the "
+        f"{ball_of(threat)}, 20 steps of {threat.step_size:.4g} from a random start: {counts['stays']} stay "
+        f"right, {counts['turned']} become wrong, {counts['wrong']} were wrong before."
     )
-    cards = [_card(seen, place, told[place], names, zoom, side) for place in places]
-    kinds = [kind for kind in WORDS if any(told[place] == kind for place in places)]
+    if places:
+        about += f" Differences are magnified {zoom:.3g} times around grey."
+    cards = [_card(seen, place, outcome[place], names, zoom, side) for place in places]
+    kinds = [kind for kind in WORDS if any(outcome[place] == kind for place in places)]
     filters = [
         el("button", word, type="button", aria_pressed="true" if kind == "all" else "false", data_filter=kind)
         for kind, word in (("all", "all"), *((kind, WORDS[kind]) for kind in kinds))
     ]
     return el(
         "div",
-        el("h3", "Images and their adversarial twins"),
-        el("p", said, class_="fine"),
+        el("h3", "Adversarial images"),
+        el("p", about, class_="fine"),
         el("div", filters, class_="filters", role="group", aria_label="Images shown")
         if len(kinds) > 1
         else None,
@@ -64,7 +74,7 @@ def _card(seen: Predictions, place: int, kind: str, names: Sequence[str], zoom: 
     difference = 0.5 + (adv - x) * zoom
     views = [
         _view(picture(x, side), f"test image {number}, class {names[true]}", "image"),
-        _view(picture(adv, side), f"adversarial twin of test image {number}", "twin"),
+        _view(picture(adv, side), f"adversarial image of test image {number}", "adversarial"),
         _view(picture(difference, side), f"difference of the two, magnified {zoom:.3g} times", "difference"),
     ]
     head = el(
@@ -105,12 +115,15 @@ def _calibrations(seen: Predictions) -> Markup:
         _reliability(f"{len(true):,} images {words}", calibration(found, true))
         for words, found, true in parts
     ]
-    about = "Is a prediction right as often as the model is sure? On the dashed line it is; below it the model is too sure. Numbers count images."
+    about = (
+        "Is the accuracy of predictions as high as their confidence? On the dashed line it is; below it the "
+        "model is overconfident. Numbers count images."
+    )
     return el("div", el("h3", "Calibration"), el("p", about, class_="fine"), el("div", charts, class_="pair"))
 
 
 def _reliability(words: str, bins: Sequence[Bin]) -> Markup:
-    """Return a diagram of accuracy by confidence, with the same numbers as a table."""
+    """Return a diagram of accuracy by confidence, and a table of its numbers."""
     width, height, left, right, top, bottom = 420, 230, 34, 14, 18, 34
     across = (width - left - right) / BINS
     tall = height - top - bottom
@@ -196,12 +209,15 @@ def _confusions(seen: Predictions, names: Sequence[str]) -> Markup:
         ("as they are", seen.natural.argmax(1), seen.true),
         ("under PGD20", seen.attacked.argmax(1), seen.true[:m]),
     ]
-    draw = _matrix if len(names) <= WIDEST else _mistakes
+    draw = _matrix if len(names) <= MOST_CLASSES else _mistakes
     tables = [
         draw(f"{len(true):,} images {words}", confusion(predicted, true, len(names)), names)
         for words, predicted, true in parts
     ]
-    about = "Each row is a true class, each column what the model says; numbers count images. The last column is the share that is right."
+    about = (
+        "Each row is a true class, each column a predicted one; numbers count images. The last column is the "
+        "share that is right."
+    )
     return el(
         "div",
         el("h3", "Confusion by class"),
@@ -242,7 +258,7 @@ def _matrix(words: str, counts: Tensor, names: Sequence[str]) -> Markup:
 
 
 def _mistakes(words: str, counts: Tensor, names: Sequence[str]) -> Markup:
-    """Return the ten most frequent mistakes, where there are too many classes for a matrix."""
+    """Return the ten most frequent mistakes, for more classes than a matrix can show."""
     found = sorted(
         ((int(counts[true, said]), true, said) for true, said in counts.nonzero().tolist() if true != said),
         reverse=True,
@@ -250,4 +266,4 @@ def _mistakes(words: str, counts: Tensor, names: Sequence[str]) -> Markup:
     rows: list[tuple[Child, list[Child]]] = [
         (names[true], [names[said], count, int(counts[true].sum())]) for count, true, said in found
     ]
-    return scrolled(table(words, ["true class", "taken for", "images", "of"], rows), f"Mistakes, {words}")
+    return scrolled(table(words, ["true class", "predicted", "images", "of"], rows), f"Mistakes, {words}")

@@ -1,14 +1,14 @@
-"""The page itself: parts put together into one file that needs no other."""
+"""The page itself: its parts, put together into one file that needs no other."""
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from atcl.core.device import resolve
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, Notify
 from atcl.core.files import write_whole
 from atcl.core.version import __version__
 from atcl.datasets.truth import Split
@@ -24,17 +24,15 @@ from atcl.runs import layout
 from atcl.runs.problem import Build
 from atcl.runs.run import Run, open_run
 
-GALLERY_IMAGES = 12  # of a gallery
+GALLERY_IMAGES = 12  # images of a gallery
 LIMIT = 6_000_000  # bytes of a page
-ROOM = 2_700_000  # bytes of all its pictures before they are packed; base64 makes four of three
-RUNS = 36  # more galleries than that make no page that anyone would read
-
-Notify = Callable[[str], None]
+PICTURE_BYTES = 2_700_000  # bytes of all its pictures before they are compressed; base64 makes four of three
+RUNS = 36  # runs of a page with galleries, at most
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """A look at a run's model as HTML, or why there is none."""
+    """Predictions of a run's model as HTML, or the reason why there are none."""
 
     html: Markup | None
     why: str = ""
@@ -52,9 +50,28 @@ def report(
     test: Split | None = None,
     notify: Notify = lambda text: None,
 ) -> Path:
-    """Write one self-contained HTML page on runs, finished or not, and return where it lies: by default `report.html` in the folder of a single run.
+    """Write one HTML page on runs, finished or not, that needs no other file; what is unknown is left out.
 
-    `test` brings images with their truth for runs on data of your own, `build` your own model. What cannot be shown is left out and said.
+    Args:
+        runs: a run or its folder, or several.
+        path: the file; None: `report.html`, in the folder of a single run.
+        images: how many images the gallery of a run shows at most.
+        gallery: whether to show images, calibration and confusion, for which the models are run.
+        device: auto, cpu or cuda.
+        data_dir: where the dataset's files lie.
+        build: makes the model, where it is one of your own.
+        test: images with true classes, for runs on data of your own.
+        notify: called with a line on what is left out.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        AtclError: the page cannot be written, or there is no such run or device.
+
+    Examples:
+        >>> report("runs/digits/warmup-pla/seed-1")  # doctest: +SKIP
+        PosixPath('runs/digits/warmup-pla/seed-1/report.html')
     """
     opened = [
         run if isinstance(run, Run) else open_run(run)
@@ -63,26 +80,26 @@ def report(
     target = place(opened, path)
     if images < 0:
         raise AtclError(f"a gallery has at least 0 images, not {images}")
-    resolve(device)  # one that is not there is refused, instead of a page without images
-    looks = {
-        run.folder: seen(run, len(opened), images, device, data_dir, build, test, notify)
+    resolve(device)  # an unknown device is refused before any work
+    galleries = {
+        run.folder: gallery_of(run, len(opened), images, device, data_dir, build, test, notify)
         if gallery
         else Gallery(None, NOT_ASKED)
         for run in opened
     }
-    write(page(opened, looks), target)
+    write(page(opened, galleries), target)
     return target
 
 
 NOT_ASKED = "The page was asked for without images."
 SPREADS = (
-    "Accuracies are percentages of the test set. After several seeds ± is their standard deviation (ddof = 0); in the curves, and after what "
-    "held-out labels tell of one run, it is a standard error."
+    "Accuracies are percentages of the test set. After several seeds ± is their standard deviation "
+    "(ddof = 0); in the curves, and after what held-out labels tell of one run, it is a standard error."
 )
 
 
 def place(runs: Sequence[Run], path: Path | str | None) -> Path:
-    """Return the file of a page, or refuse one that cannot be written: better before the work than after."""
+    """Return the path of a page; refuse one that cannot be written, before any work is done."""
     if not runs:
         raise AtclError("name at least one run to report on")
     if len({run.folder.resolve() for run in runs}) < len(runs):
@@ -101,7 +118,7 @@ def place(runs: Sequence[Run], path: Path | str | None) -> Path:
     return target
 
 
-def seen(
+def gallery_of(
     run: Run,
     among: int,
     images: int,
@@ -111,24 +128,20 @@ def seen(
     test: Split | None,
     notify: Notify,
 ) -> Gallery:
-    """Return a look at a run's model for a page on so many runs; what the user could mend is told instead."""
+    """Return the gallery of one of `among` runs on a page; what the user could change is reported."""
     if among > RUNS:
         return Gallery(None, f"A page on more than {RUNS} runs has no images.")
     number = min(images, max(4, 4 * GALLERY_IMAGES // among // 4 * 4))
     try:
         found = predictions_for(run, data_dir=data_dir, device=device, images=number, build=build, test=test)
-    except (
-        AtclError,
-        RuntimeError,
-        OSError,
-    ) as error:  # a GPU without room for a look has still a page to show
+    except (AtclError, RuntimeError, OSError) as error:  # without room on the GPU there is still a page
         why = str(error).partition("\n")[0].rstrip(".")
         notify(f"{run.folder}: no images on the page: {why}")
         return Gallery(None, f"No images, calibration and confusion: {why}.")
-    return Gallery(scenes(found, run.class_names, number, ROOM // among))
+    return Gallery(scenes(found, run.class_names, number, PICTURE_BYTES // among))
 
 
-def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
+def page(runs: Sequence[Run], galleries: "dict[Path, Gallery]") -> str:
     """Return the page as HTML."""
     groups = grouped(runs)
     lines = drawn(groups)
@@ -145,7 +158,7 @@ def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
         el(
             "div",
             el("h3", _name(group, one), class_="whose") if several else None,
-            _shown(looks[one.run.folder]),
+            _shown(galleries[one.run.folder]),
             making(one),
             class_="one",
             data_run=number,
@@ -178,11 +191,12 @@ def page(runs: Sequence[Run], looks: "dict[Path, Gallery]") -> str:
 
 
 def write(text: str, target: Path) -> None:
-    """Write a page, or refuse one that is too large to be sent around."""
+    """Write a page; refuse one that is too large to send."""
     content = text.encode()
     if len(content) > LIMIT:
         raise AtclError(
-            f"the page would have {len(content):,} bytes, more than {LIMIT:,}: name fewer runs, or give --images 4 or --no-gallery"
+            f"the page would have {len(content):,} bytes, more than {LIMIT:,}: "
+            "name fewer runs, or give --images 4 or --no-gallery"
         )
     try:
         write_whole(target, content)
@@ -191,7 +205,7 @@ def write(text: str, target: Path) -> None:
 
 
 def _document(title: str, style: str, script: str, body: Sequence[Markup]) -> str:
-    """Return the whole document; its policy lets nothing be loaded, and no script run but its own."""
+    """Return the whole document, whose policy allows no loading and no script but its own."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     head = [

@@ -1,1 +1,1 @@
-"""The paper's tables and figures: what is published, which runs they need, where those are carried out, what they show."""
+"""The paper's tables and figures: its published numbers, the ledger of our results, making missing runs."""

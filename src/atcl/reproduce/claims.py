@@ -1,4 +1,4 @@
-"""The paper's claims as data: which row should lie above which, and whether what was measured bears it out."""
+"""The paper's claims as data: which row should be above which, and whether the numbers support it."""
 
 import math
 from collections.abc import Sequence
@@ -20,12 +20,19 @@ UNKNOWN, HOLDS, OPEN, FAILS = "not yet known", "holds", "undecided: seeds may di
 
 @dataclass(frozen=True)
 class Claim:
-    """Some rows should lie above others or, of a claim to come close, not further below than the paper says."""
+    """A claim that some rows are above others or, if `close`, not much below them.
+
+    Args:
+        words: the claim as a sentence.
+        pairs: rows that should be above, each with the row that should be below.
+        close: whether the claim is that the distance is no larger than in the paper.
+        beyond: datasets that it does not apply to.
+    """
 
     words: str
-    pairs: tuple[tuple[str, str], ...]  # (above, below)
-    close: bool = False  # whether it is the distance that is claimed to be small
-    beyond: tuple[str, ...] = ()  # datasets of which it is not claimed
+    pairs: tuple[tuple[str, str], ...]
+    close: bool = False
+    beyond: tuple[str, ...] = ()
 
 
 CLAIMS = (
@@ -43,24 +50,27 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows that were measured, the one that should lie above first."""
+    """Two measured rows; the first should be above the second."""
 
     above: Cell
     below: Cell
 
     @property
     def distance(self) -> float:
-        """How far the first lies above the second."""
+        """How far the first is above the second, in points."""
         return (self.above.mean or 0.0) - (self.below.mean or 0.0)
 
     @property
     def published(self) -> float | None:
-        """The same in the paper."""
+        """The distance in the paper."""
         above, below = self.above.published, self.below.published
         return None if above is None or below is None else above.mean - below.mean
 
     def spread(self, close: bool) -> float | None:
-        """Return how far seeds alone may put them apart, or apart from where the paper's seeds put them; None where no deviation is known."""
+        """Return how far apart seeds alone may put the two rows; None where no deviation is known.
+
+        For a claim to be `close`, it is how far seeds alone may change the paper's distance.
+        """
         variance = 0.0
         for cell in (self.above, self.below):
             if cell.spread is None:
@@ -69,25 +79,21 @@ class Pair:
         return max(NARROWEST, T_QUANTILE * math.sqrt(variance))
 
     def verdict(self, close: bool) -> str:
-        """Tell whether the claim holds for these two."""
+        """Return whether the claim holds for these two rows, does not hold, or is undecided."""
         spread, there = self.spread(close), self.published
         if spread is None:
             return OPEN
         if close:
-            return (
-                OPEN
-                if there is None
-                else HOLDS
-                if self.distance <= there + NARROWEST
-                else FAILS
-                if self.distance > there + spread
-                else OPEN
-            )
+            if there is None:
+                return OPEN
+            if self.distance <= there + NARROWEST:
+                return HOLDS
+            return FAILS if self.distance > there + spread else OPEN
         return HOLDS if self.distance > spread else FAILS if self.distance < -spread else OPEN
 
 
 def claimed(experiment: Experiment, results: Path) -> list[Table]:
-    """Return a line for each claim and each dataset that has runs which bear on it."""
+    """Return a table with a line for each claim and each dataset with runs that it is about."""
     titles = {row: title.strip("*") for title, row in experiment.rows}
     rows, data = [], []
     for claim in CLAIMS:
@@ -106,15 +112,16 @@ def claimed(experiment: Experiment, results: Path) -> list[Table]:
             lines += 1
             verdicts = [pair.verdict(claim.close) for pair in known.values()]
             found = overall(verdicts, len(claim.pairs))
+            pairs = known.values()
             notes = sorted(
-                {note for pair in known.values() for cell in (pair.above, pair.below) for note in cell.flags}
+                {note for pair in pairs for cell in (pair.above, pair.below) for note in cell.flags}
             )
             where = f"{dataset} ({', '.join(notes)})" if notes else dataset
             rows.append(
                 (
                     claim.words,
                     where,
-                    "; ".join(_told(titles, *names, pair) for names, pair in known.items()),
+                    "; ".join(_pair_words(titles, *names, pair) for names, pair in known.items()),
                     found,
                 )
             )
@@ -142,13 +149,13 @@ def claimed(experiment: Experiment, results: Path) -> list[Table]:
 
 
 def overall(verdicts: Sequence[str], pairs: int) -> str:
-    """Return what several comparisons say together: one that fails decides, and what is missing is told."""
+    """Return the outcome of several comparisons: if one fails, the claim fails; missing ones are counted."""
     found = next((one for one in (FAILS, OPEN) if one in verdicts), HOLDS)
     run = f"{len(verdicts)} of {pairs} comparisons {'was' if len(verdicts) == 1 else 'were'} run"
     return found + (f" ({run})" if len(verdicts) < pairs else "")
 
 
-def _told(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:
+def _pair_words(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:
     """Return both rows with their numbers."""
     return ", ".join(
         f"{titles[row]} {_number(cell)}" for row, cell in ((above, pair.above), (below, pair.below))
@@ -157,7 +164,8 @@ def _told(titles: dict[str, str], above: str, below: str, pair: Pair) -> str:
 
 def _number(cell: Cell) -> str:
     seeds = f", {len(cell.values)} seed{'s' if len(cell.values) > 1 else ''}"
-    return f"{cell.mean:.2f}{' outside' if cell.outside else ''} ({EMPTY if cell.published is None else f'{cell.published.mean:.2f}'}{seeds})"
+    theirs = EMPTY if cell.published is None else f"{cell.published.mean:.2f}"
+    return f"{cell.mean:.2f}{' outside' if cell.outside else ''} ({theirs}{seeds})"
 
 
 def _cell(experiment: Experiment, results: Path, dataset: str, row: str) -> Cell:
@@ -169,5 +177,5 @@ def _cell(experiment: Experiment, results: Path, dataset: str, row: str) -> Cell
 def _value(entry: Entry) -> float:
     """Return the number that the paper would report."""
     if entry.rule != RULE:
-        raise AtclError(f"{entry.path} was chosen by {entry.rule}, and the paper's claims are about {RULE}")
-    return float(entry.result["metrics"][METRIC]["accuracy"])
+        raise AtclError(f"{entry.path} was chosen by {entry.rule}, but the paper's claims are about {RULE}")
+    return entry.result.metrics[METRIC].accuracy

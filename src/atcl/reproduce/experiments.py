@@ -1,9 +1,10 @@
-"""Experiments as data: which runs fill which table, and on which page it stands."""
+"""Experiments as data: the runs of each table, and the page that shows it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atcl.core.errors import AtclError, pick
+from atcl.evaluation.reported import REPORTED
 from atcl.reproduce.published import (
     ATTACKED,
     EPOCHS,
@@ -15,26 +16,37 @@ from atcl.reproduce.published import (
     recipe_ref,
 )
 
-MEASURED = ("natural", "pgd20", "cw30")  # every run; AutoAttack takes hours without a GPU
-
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table for each dataset: a row for each method or variant, each run with several seeds."""
+    """A table for each dataset, with a row for each method or variant, run with several seeds.
+
+    Args:
+        about: what it shows, in a few words.
+        datasets: the datasets of the tables.
+        rows: the title of each row, with its method or variant.
+        page: the page that shows the tables.
+        columns: attacks, or epochs.
+        layout: a name from `tables.LAYOUTS`.
+        stand_ins: other datasets that take the same rows, for which nothing is published.
+        seeds: of each run.
+        journals: whether the tables also need the epochs of each run.
+        makes: whether `atcl reproduce` makes the missing runs, or shows what other tables made.
+    """
 
     about: str
     datasets: tuple[str, ...]
-    rows: tuple[tuple[str, str], ...]  # (what the row is called, method or variant)
-    page: str  # the page that shows the table
-    columns: tuple[str, ...] = MEASURED
-    layout: str = "compared"  # a name from `reports.LAYOUTS`
-    stand_ins: tuple[str, ...] = ()  # other datasets that take the same rows, where nothing is published
+    rows: tuple[tuple[str, str], ...]
+    page: str
+    columns: tuple[str, ...] = REPORTED
+    layout: str = "compared"
+    stand_ins: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (1, 2, 3)
-    journals: bool = False  # whether the table is read from each run's epochs too
-    makes: bool = True  # whether it has its missing runs made, or only tells of those that other tables made
+    journals: bool = False
+    makes: bool = True
 
     def runs(self) -> list[tuple[str, RecipeRef, int]]:
-        """Return dataset, run and seed of all that the table is made of."""
+        """Return dataset, recipe and seed of each run of the tables."""
         return [
             (dataset, recipe_ref(f"{dataset}/{row}"), seed)
             for dataset in self.datasets
@@ -46,7 +58,11 @@ class Experiment:
 def narrowed(
     experiment: Experiment, datasets: Sequence[str] = (), rows: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> Experiment:
-    """Return the part of an experiment with these datasets, rows and seeds; what is left empty stays whole."""
+    """Return the part of an experiment with these datasets, rows and seeds; an empty choice means all.
+
+    Raises:
+        AtclError: the experiment has no such dataset or row, or a seed is negative.
+    """
     known = {name: name for name in (*experiment.datasets, *experiment.stand_ins)}
     titles = {row: title for title, row in experiment.rows}
     chosen = [
@@ -63,7 +79,7 @@ def narrowed(
 
 
 def published_at(experiment: Experiment, dataset: str, row: str) -> dict[str, Value]:
-    """Return what the paper prints for the run of a cell, in the columns of an experiment."""
+    """Return the values that the paper prints for a row, by column of the experiment."""
     return {
         name: value
         for name, value in PUBLISHED.get(f"{dataset}/{row}", {}).items()
@@ -90,20 +106,23 @@ def _parts(loss: str) -> tuple[tuple[str, str], ...]:
 
 
 _OURS = ("**warm-up + PLA**", "warmup-pla")
-# Paper: the teacher is the epoch with the "best validation performance"; official code: with the best natural accuracy on the test set.
+# Paper: the teacher is the epoch with the "best validation performance"; official code: the one with the best
+# natural accuracy on the test set.
 _TEACHER = "two-stage, teacher by test accuracy"
 _ORACLE = "oracle (true labels)"
 _RESULTS = "docs/results.md"
 
 EXPERIMENTS: dict[str, Experiment] = {
     "digits": Experiment(
-        about="8x8 digits, one complementary label per image, accuracy in % on 397 test images (L-infinity, epsilon 0.15)",
+        about="8x8 digits, one complementary label per image, accuracy in % on 397 test images "
+        "(L-infinity, epsilon 0.15)",
         datasets=("digits",),
         rows=(("direct LOG", "direct-log"), ("two-stage", "two-stage"), _OURS, (_ORACLE, "oracle")),
         page="README.md",
     ),
     "selection": Experiment(
-        about="8x8 digits, a tenth of the training images held out: what each rule picks from the same runs, PGD20 on the test set in %",
+        about="8x8 digits, a tenth of the training images held out: what each rule picks from the same runs, "
+        "PGD20 on the test set in %",
         datasets=("digits",),
         rows=(("warm-up + PLA", "warmup-pla-rules"), ("two-stage", "two-stage-rules")),
         page="docs/selection.md",
@@ -146,7 +165,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     "pseudo-labels": Experiment(
         about="the paper's two tables of the accuracy of pseudo-labels in % by epoch, on Kuzushiji",
         datasets=("kuzushiji",),
-        # Paper: does not say whether gamma falls in these runs; official code: tells of pseudo-labels also where no loss uses them.
+        # Paper: does not say whether gamma falls in these runs; official code: reports pseudo-labels even
+        # where no loss uses them.
         rows=(
             ("epsilon rises slowly, E_s = 50", "pseudo-labels-slow"),
             ("slowly, gamma stays at 1", "pseudo-labels-slow-warmup"),
@@ -216,7 +236,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         page=_RESULTS,
     ),
     "alternatives": Experiment(
-        about="the figure of training alternatives that do not save direct LOG, on Kuzushiji (which ones is our choice)",
+        about="the figure of training alternatives that do not save direct LOG, on Kuzushiji "
+        "(the choice of alternatives is ours)",
         datasets=("kuzushiji",),
         rows=(
             ("SGD, lr 0.01", "direct-log"),
@@ -229,7 +250,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         page=_RESULTS,
     ),
     "claims": Experiment(
-        about="the paper's claims, each held against what was measured: PGD20 in %, the epoch chosen as the paper did",
+        about="the paper's claims, each compared with the measured numbers: PGD20 in %, "
+        "the epoch chosen as in the paper",
         datasets=("mnist", "kuzushiji", "cifar10", "svhn"),
         rows=(
             (_ORACLE, "oracle"),

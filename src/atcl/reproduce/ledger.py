@@ -1,6 +1,5 @@
-"""The ledger in `results/`: where the result of a run lies, which are there, and what a table still lacks."""
+"""The ledger in `results/`: where the results of runs are kept, and what is missing."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,74 +9,88 @@ from atcl.core.errors import AtclError
 from atcl.core.files import read_json, write_json, write_whole
 from atcl.core.journal import Record, read
 from atcl.core.settings import digest, from_data
+from atcl.evaluation.reported import REPORTED
 from atcl.recipes.catalogue import with_derived_weights
 from atcl.recipes.schema import KINDS, Recipe
-from atcl.reproduce.experiments import MEASURED, Experiment
+from atcl.reproduce.experiments import Experiment
 from atcl.reproduce.published import RecipeRef, card
 from atcl.runs import layout
+from atcl.runs.result import Result, result_from_json
 from atcl.runs.run import Run, folder_of
 
-# Test sets that are not the official files, by their digest, with what is said beside each number (docs/datasets.md).
+# test sets that are not the official files, by digest, with a note for each number (docs/datasets.md)
 UNOFFICIAL = {"c10fd32a29cea2d9": "reconstructed data"}
-OTHER_WEIGHTS = "other initial weights"  # than the official code's (docs/reproduction.md)
+AGAIN = ": remove it, and it is made again"
+OTHER_WEIGHTS = "other initial weights"  # than those of the official code (docs/reproduction.md)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run that the ledger holds."""
+    """A run in the ledger."""
 
     path: Path
     seed: int
-    result: dict[str, Any]
-    notes: tuple[str, ...] = ()  # what is said beside each of its numbers
+    result: Result
+    notes: tuple[str, ...] = ()  # shown beside each of its numbers
 
     @property
     def rule(self) -> str:
-        """How its reported epoch was chosen."""
-        return str(self.result["selection"]["rule"])
+        """The name of the rule that chose its reported epoch."""
+        return self.result.selection.rule
 
     @property
     def journal(self) -> list[Record]:
-        """Its epochs; none where they were not kept."""
+        """The records of its epochs; empty if they were not kept."""
         return read(self.path.with_name(layout.JOURNAL))
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be made, or to be measured further, as data: any process of any machine with the same files can take it."""
+    """A run to train or to evaluate, as data that any process with the same files can use.
+
+    Args:
+        what: its recipe.
+        seed: its seed.
+        attacks: what it is evaluated with.
+        path: its result.json in the ledger.
+        folder: the folder of the run.
+        device: auto, cpu or cuda.
+        data_dir: where the dataset's files lie.
+        journals: whether the ledger also needs the records of its epochs.
+    """
 
     what: RecipeRef
     seed: int
     attacks: tuple[str, ...]
-    path: Path  # of its result.json in the ledger
-    folder: Path  # of the run
+    path: Path
+    folder: Path
     device: str = "auto"
     data_dir: Path | None = None
-    journals: bool = False  # whether its epochs are asked for
+    journals: bool = False
 
     def __str__(self) -> str:
         return f"{self.what.words}, seed {self.seed}"
 
     @property
     def new(self) -> bool:
-        """Whether it has still to be trained."""
+        """Whether it is not trained yet."""
         return not self.path.exists()
 
     @property
     def lacks(self) -> tuple[str, ...]:
-        """What the ledger does not hold of it yet."""
+        """The parts of it that the ledger lacks: "all", attacks, or "journal"."""
         if self.new:
             return ("all",)
-        told = read_json(self.path)
-        if flaw(told):
-            return ()  # that is no result: whoever reads the table is told
-        measured = told["metrics"]
+        try:
+            measured = read_result(self.path).metrics
+        except AtclError:
+            return ()  # not a valid result: reading the table says so
         journal = ("journal",) if self.journals and not self.path.with_name(layout.JOURNAL).exists() else ()
         return (*(name for name in self.attacks if name not in measured), *journal)
 
     @property
     def possible(self) -> bool:
-        """Whether it can be done: one that is only to be measured needs the model that the ledger speaks of."""
+        """Whether it can be made; to evaluate a run of the ledger, its own model must be there."""
         return self.new or (
             (self.folder / layout.MODEL).exists()
             and _weights(self.folder / layout.RESULT) == _weights(self.path)
@@ -85,7 +98,7 @@ class Job:
 
 
 def result_path(results: Path, what: RecipeRef, seed: int) -> Path:
-    """Return where the ledger keeps a result: dataset, method with a digest of its settings, seed."""
+    """Return the path of a result in the ledger: dataset, method with a digest of its settings, seed."""
     return _path(results, what.name, what.recipe, seed)
 
 
@@ -94,21 +107,24 @@ def _path(results: Path, name: str, wanted: Recipe, seed: int) -> Path:
     return results / dataset / f"{method}-{digest(wanted)}" / f"seed-{seed}" / layout.RESULT
 
 
-def _notes(told: dict[str, Any]) -> tuple[str, ...]:
-    note = UNOFFICIAL.get(told.get("data", {}).get("test"))
+def _notes(result: Result) -> tuple[str, ...]:
+    note = UNOFFICIAL.get(str(result.data.get("test")))
     return () if note is None else (note,)
 
 
 def attacks_of(
     experiment: Experiment, dataset: str, strong: bool, named: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return what its runs are measured by: AutoAttack only where the table has it and the device is strong enough, or where it is named."""
+    """Return the attacks that the runs of an experiment are evaluated with.
+
+    AutoAttack is one of them if it is named, or if the table has it and the device is strong enough.
+    """
     own = [
         name
         for name in experiment.columns
         if name == "autoattack" and strong and dataset not in experiment.stand_ins
     ]
-    return tuple(dict.fromkeys([*MEASURED, *own, *named]))
+    return tuple(dict.fromkeys([*REPORTED, *own, *named]))
 
 
 def jobs_of(
@@ -121,7 +137,7 @@ def jobs_of(
     device: str = "auto",
     data_dir: Path | None = None,
 ) -> list[Job]:
-    """Return all runs of an experiment, done or not."""
+    """Return a job for each run of an experiment, done or not."""
     jobs = []
     for dataset, what, seed in experiment.runs():
         wanted, path = attacks_of(experiment, dataset, strong, attacks), result_path(results, what, seed)
@@ -131,12 +147,17 @@ def jobs_of(
 
 
 def store(run: Run, path: Path) -> None:
-    """Put a finished run into the ledger: its epochs first, since the result says that all is there."""
+    """Put a finished run into the ledger: its epochs first, since a result there counts as complete.
+
+    Raises:
+        AtclError: a file cannot be written.
+    """
     try:
         _store(run, path)
     except OSError as error:
         raise AtclError(
-            f"{path} cannot be written ({error.strerror}): the run lies whole in {run.folder}, and the same command stores it"
+            f"{path} cannot be written ({error.strerror}): the run lies whole in {run.folder}, "
+            "and the same command stores it"
         ) from None
 
 
@@ -147,14 +168,17 @@ def _store(run: Run, path: Path) -> None:
         write_whole(path.with_name(layout.ANALYSIS), (run.folder / layout.ANALYSIS).read_bytes())
     else:
         path.with_name(layout.ANALYSIS).unlink(missing_ok=True)  # of a run that was removed
-    write_json(path, {**run.result, "published": card(run.recipe)})
+    write_json(path, {**run.result.to_json(), "published": card(run.recipe)})
 
 
 def entries(experiment: Experiment, results: Path, what: RecipeRef) -> list[Entry]:
-    """Return the results of a run that the ledger holds, by seed; one made with other settings than it says is refused.
+    """Return the results of a recipe in the ledger, by seed.
 
-    Runs of the paper's datasets once drew other initial weights. Until as many are made anew, those stand in the table, and say so; the two are
-    never averaged.
+    Runs of the paper's datasets once drew other initial weights. As long as there are more of those, they are
+    returned, with a note; the two kinds are never mixed.
+
+    Raises:
+        AtclError: a result was made with other settings or another seed than its path says.
     """
     wanted, other = what.recipe, with_derived_weights(what.recipe)
     made = _entries(experiment, results, what, wanted)
@@ -170,80 +194,39 @@ def _entries(experiment: Experiment, results: Path, what: RecipeRef, wanted: Rec
     found = list[Entry]()
     for seed in experiment.seeds:
         path = _path(results, what.name, wanted, seed)
-        if path.exists():
-            told = _told(path)
-            wrong = flaw(told)
-            if wrong:
-                raise AtclError(f"{path} {wrong}: remove it, and it is made again")
-            if from_data(told.get("recipe"), KINDS) != wanted:
-                raise AtclError(
-                    f"{path} was made with other settings than {what.words} has now: remove it, and it is made again"
-                )
-            if told.get("seed", seed) != seed:
-                raise AtclError(f"{path} is of seed {told['seed']}: remove it, and it is made again")
-            attack_model = next(
-                (one.path for one in found if told.get("model") and told["model"] == one.result.get("model")),
-                None,
-            )
-            if attack_model:  # no two seeds end with the same weights
-                raise AtclError(
-                    f"{path} speaks of the same model as {attack_model}: remove it, and it is made again"
-                )
-            found.append(Entry(path, seed, told, _notes(told)))
+        if not path.exists():
+            continue
+        result = read_result(path)
+        if from_data(result.recipe, KINDS) != wanted:
+            raise AtclError(f"{path} was made with other settings than {what.words} has now{AGAIN}")
+        if result.seed != seed:
+            raise AtclError(f"{path} is of seed {result.seed}{AGAIN}")
+        copied = next((one.path for one in found if result.model and result.model == one.result.model), None)
+        if copied:  # no two seeds end with the same weights
+            raise AtclError(f"{path} speaks of the same model as {copied}{AGAIN}")
+        found.append(Entry(path, seed, result, _notes(result)))
     return found
 
 
-def _told(path: Path) -> Any:
+def read_result(path: Path) -> Result:
+    """Return a result of the ledger that has all that a table needs.
+
+    Raises:
+        AtclError: the file is not such a result.
+    """
     try:
-        return read_json(path)
+        result = result_from_json(read_json(path))
+    except ValueError as error:
+        raise AtclError(f"{path} {error}{AGAIN}") from None
     except AtclError as error:
-        raise AtclError(f"{error}; remove it, and it is made again") from None
-
-
-def flaw(told: Any) -> str | None:
-    """Return what is wrong with a result, in words, where a table could not be made of it (docs/result.schema.json)."""
-    if not isinstance(told, dict) or not isinstance(told.get("metrics"), dict):
-        return "is not the result of a run"
-    lacking = [name for name in MEASURED if name not in told["metrics"]]
+        raise AtclError(f"{error}{AGAIN}") from None
+    lacking = [name for name in REPORTED if name not in result.metrics]
     if lacking:
-        return f"lacks {', '.join(lacking)}"
-    if (
-        not isinstance(told.get("selection"), dict)
-        or not isinstance(told["selection"].get("rule"), str)
-        or not isinstance(told.get("recipe"), dict)
-    ):
-        return "does not say by which recipe and rule it was made"
-    last, engine = told.get("last_epoch"), told.get("engine") or {}
-    if not isinstance(last, dict) or not isinstance(last.get("metrics"), dict):
-        return "has no last_epoch with its metrics"
-    for name, one in [*told["metrics"].items(), *last["metrics"].items()]:
-        if (
-            not isinstance(one, dict)
-            or not _within(one.get("accuracy"), 100)
-            or not _within(one.get("seconds"), math.inf)
-        ):
-            return f"has no accuracy of {name} between 0 and 100, or no time that it took"
-        if not isinstance(one.get("flags", []), list | None) or not isinstance(one.get("machine", {}), dict):
-            return f"does not say by which machine, and with which flags, {name} was measured"
-    if not _within(told.get("training_seconds"), math.inf) or not isinstance(told.get("environment"), dict):
-        return "does not say how long it trained, and where"
-    together = engine.get("together", 1) if isinstance(engine, dict) else None
-    if (
-        not isinstance(together, int)
-        or together < 1
-        or not _within(engine.get("peak_gpu_bytes") or 0, math.inf)
-    ):
-        return "has an engine that no run has"
-    if not isinstance(told.get("data", {}), dict):
-        return "does not say on which data it was made"
-    return None
-
-
-def _within(number: object, largest: float) -> bool:
-    return isinstance(number, int | float) and 0 <= number <= largest  # what is not a number is not within
+        raise AtclError(f"{path} lacks {', '.join(lacking)}{AGAIN}")
+    return result
 
 
 def _weights(path: Path) -> Any:
-    """Return the digest of the model that a result speaks of; nothing equals what cannot be read."""
-    told = read_json(path) if path.exists() else None
-    return told["model"] if isinstance(told, dict) and "model" in told else object()
+    """Return the digest of the model of a result; of an unreadable file, a value that equals nothing."""
+    data = read_json(path) if path.exists() else None
+    return data["model"] if isinstance(data, dict) and "model" in data else object()

@@ -1,4 +1,4 @@
-"""What the paper publishes: the runs behind its tables and figures, and each number that it prints, typed in once."""
+"""What the paper publishes: the runs of its tables and figures, and every number that it prints."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeRef:
-    """A run as one types it: the name of a recipe, and what is changed in it."""
+    """A recipe as one types it: its name, and the settings that are changed."""
 
     name: str
     overrides: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class RecipeRef:
 
     @property
     def words(self) -> str:
-        """What follows `atcl train`."""
+        """The words that follow `atcl train`."""
         return " ".join([self.name, *self.overrides])
 
 
@@ -45,7 +45,10 @@ def _changed(plain: Recipe, overrides: tuple[str, ...]) -> Recipe:
 
 
 def _scheduling(epochs: int) -> tuple[str, tuple[str, ...]]:
-    """Return the main method on Kuzushiji with another E_s; the memory stands still where epsilon passes a half, as it does for 50."""
+    """Return the main method on Kuzushiji with another E_s.
+
+    The memory is updated until epsilon reaches half of its maximum, as with E_s = 50.
+    """
     last = 10 + epochs // 2
     return "warmup-pla", (
         "--stages.0.strength.over",
@@ -57,8 +60,8 @@ def _scheduling(epochs: int) -> tuple[str, tuple[str, ...]]:
     )
 
 
-# Runs that are a method with a few settings changed. The paper lists neither the E_s of its figure, nor its numbers of labels beside 3, nor its
-# training alternatives beside "optimizer": these are our choice.
+# Runs that are a method with a few settings changed. The paper names neither the E_s of its figure, nor its
+# numbers of labels beside 3, nor its training alternatives beside "optimizer": these are our choice.
 SCHEDULINGS = (20, 30, 40, 60, 70)
 NUMBERS_OF_LABELS = (3, 5, 7, 9)
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -80,7 +83,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def recipe_ref(cell: str) -> RecipeRef:
-    """Return the run behind a cell, `dataset/row`, where a row is a method or one of the variants."""
+    """Return the recipe of a cell, `dataset/row`, where a row is a method or one of the variants."""
     dataset, _, row = cell.partition("/")
     method, overrides = VARIANTS.get(row, (row, ()))
     return RecipeRef(f"{dataset}/{method}", overrides)
@@ -173,7 +176,7 @@ PUBLISHED: dict[str, dict[str, Value]] = {
 }
 
 
-# Whether gamma falls in these runs is not said: both readings stand beside the same numbers.
+# The paper does not say whether gamma falls in these runs: both variants are compared with the same numbers.
 PUBLISHED |= {
     f"{cell}-warmup": PUBLISHED[cell]
     for cell in ("kuzushiji/pseudo-labels-slow", "kuzushiji/pseudo-labels-rapid")
@@ -181,7 +184,10 @@ PUBLISHED |= {
 
 
 def published(wanted: Recipe) -> dict[str, Value] | None:
-    """Return what the paper prints for a run with these settings, however its weights were drawn, by attack or by epoch; None: nothing."""
+    """Return what the paper prints for a recipe, by attack or by epoch; None if it prints nothing.
+
+    How the initial weights are drawn makes no difference.
+    """
     cells = [cell for cell in PUBLISHED if cell.startswith(f"{wanted.dataset}/")]
     return next(
         (
@@ -194,6 +200,6 @@ def published(wanted: Recipe) -> dict[str, Value] | None:
 
 
 def card(wanted: Recipe) -> dict[str, dict[str, float]] | None:
-    """Return the same as `result.json` keeps it."""
+    """Return the published values as `result.json` has them."""
     found = published(wanted)
     return None if found is None else {name: value._asdict() for name, value in found.items()}

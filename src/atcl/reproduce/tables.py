@@ -1,4 +1,4 @@
-"""Tables from the ledger: ours beside the published, as Markdown, LaTeX or JSON, and in the pages that show them."""
+"""Tables from the ledger, ours beside the published: Markdown, LaTeX or JSON, and in the pages of docs/."""
 
 import json
 import re
@@ -10,19 +10,24 @@ from typing import Any
 from atcl.core.errors import AtclError, pick
 from atcl.core.journal import Record
 from atcl.evaluation.attacks import heading
+from atcl.evaluation.reported import REPORTED
 from atcl.reproduce.cells import EMPTY, Cell, Column, Table, explained_by_seeds, in_words
 from atcl.reproduce.claims import claimed
 from atcl.reproduce.estimates import spent
-from atcl.reproduce.experiments import EXPERIMENTS, MEASURED, Experiment, narrowed, published_at
+from atcl.reproduce.experiments import EXPERIMENTS, Experiment, narrowed, published_at
 from atcl.reproduce.ledger import Entry, entries
 from atcl.reproduce.published import RULE, SEEDS, Value, recipe_ref
+from atcl.runs.result import Measurements
 from atcl.training.selection import RULES, Rule, chosen_epoch
 
 Layout = Callable[[Experiment, Path], list[Table]]
 
 
 def compared(experiment: Experiment, results: Path) -> list[Table]:
-    """Return accuracies for each dataset: under the recipes' rule and, from the same runs, of the last epoch; rules never share a column."""
+    """Return a table of accuracies for each dataset.
+
+    Its columns are those of the recipes' rule and, from the same runs, of the last epoch, one rule each.
+    """
     tables = []
     for dataset in experiment.datasets:
         found = {
@@ -34,14 +39,14 @@ def compared(experiment: Experiment, results: Path) -> list[Table]:
         shown = [
             column
             for column in columns
-            if column.name in MEASURED or column.rule == RULE or any(map(column.read, runs))
+            if column.name in REPORTED or column.rule == RULE or any(map(column.read, runs))
         ]
         tables.append(_grid(experiment, dataset, shown, found))
     return tables
 
 
 def epochs(experiment: Experiment, results: Path) -> list[Table]:
-    """Return the accuracy of the pseudo-labels after each epoch."""
+    """Return a table of the accuracy of the pseudo-labels after each epoch."""
     columns = [_epoch(name, number) for number, name in enumerate(experiment.columns, 1)]
     return [
         _grid(
@@ -55,7 +60,10 @@ def epochs(experiment: Experiment, results: Path) -> list[Table]:
 
 
 def rules(experiment: Experiment, results: Path) -> list[Table]:
-    """Return what each rule would have picked from the same runs: PGD20 on the test set, and what it lost to the best."""
+    """Return what each rule would have chosen from the same runs.
+
+    For each rule: PGD20 on the test set, and how much less that is than in the best epoch.
+    """
     headings = (
         "rule",
         *(
@@ -103,13 +111,13 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def grids(experiment: Experiment, results: Path) -> list[Table]:
-    """Return the tables of an experiment from what the ledger holds."""
+def tables_of(experiment: Experiment, results: Path) -> list[Table]:
+    """Return the tables of an experiment, made from the ledger."""
     return pick(LAYOUTS, experiment.layout, "layout")(experiment, results)
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """Return tables for a page or a terminal, under the name of their dataset where there are several."""
+    """Return tables as Markdown, each under the name of its dataset if there are several."""
     parts = []
     for table in tables:
         lines = [
@@ -122,7 +130,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    """Return tables for a paper; they need the package booktabs."""
+    """Return tables as LaTeX; they need the package booktabs."""
     parts = []
     for table in tables:
         lines = [" & ".join(map(_tex, row)) + r" \\" for row in (table.headings, *table.rows)]
@@ -139,7 +147,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def tables_as_json(tables: Sequence[Table]) -> str:
-    """Return the cells with all that is known of them."""
+    """Return the data of the tables as JSON."""
     return json.dumps([one for table in tables for one in table.data], indent=2) + "\n"
 
 
@@ -155,12 +163,15 @@ _PLACE = re.compile(
 
 
 def places(page: str) -> list[str]:
-    """Return the experiments that a page has a place for: `<!-- table: NAME [datasets=A,B] [rows=C,D] -->` up to `<!-- end -->`."""
+    """Return the names of the experiments that a page has a place for.
+
+    A place reads `<!-- table: NAME [datasets=A,B] [rows=C,D] -->` up to `<!-- end -->`.
+    """
     return [found[2] for found in _PLACE.finditer(page)]
 
 
 def rewritten(page: str, results: Path) -> str:
-    """Return a page with all its tables made anew from the ledger."""
+    """Return a page with all its tables made again from the ledger."""
 
     def table(found: re.Match[str]) -> str:
         part = {
@@ -169,13 +180,13 @@ def rewritten(page: str, results: Path) -> str:
         wanted = narrowed(
             pick(EXPERIMENTS, found[2], "experiment"), part.get("datasets", ()), part.get("rows", ())
         )
-        return found[1] + markdown(grids(wanted, results)) + found[5]
+        return found[1] + markdown(tables_of(wanted, results)) + found[5]
 
     return _PLACE.sub(table, page)
 
 
 def check_place(page: str, name: str) -> None:
-    """Refuse a page that has no place for the table of an experiment."""
+    """Raise an AtclError if a page has no place for the table of an experiment."""
     if name not in places(page):
         raise AtclError(
             f"the page has no place for the table: add the lines '<!-- table: {name} -->' and '<!-- end -->'"
@@ -184,21 +195,18 @@ def check_place(page: str, name: str) -> None:
 
 def _attack(name: str, rule: str) -> Column:
     def read(entry: Entry) -> tuple[float, Sequence[str]] | None:
-        # the last epoch of a run is measured too, whichever one a rule reports
-        metrics = (
-            entry.result["metrics"]
-            if entry.rule == rule
-            else entry.result["last_epoch"]["metrics"]
-            if rule == "last"
-            else {}
-        )
-        one = metrics.get(name)
-        if one is None:
+        # the last epoch of a run is evaluated too, whichever epoch its rule chose
+        metrics: Measurements = {}
+        if entry.rule == rule:
+            metrics = entry.result.metrics
+        elif rule == "last":
+            metrics = entry.result.last_metrics
+        measurement = metrics.get(name)
+        if measurement is None:
             return None
-        signs = [
-            flag for flag in one.get("flags") or () if (name, flag) != ("autoattack", "square")
-        ]  # it runs that search itself
-        return one["accuracy"], (*signs, *entry.notes)
+        # AutoAttack runs the search of the sign "square" itself
+        signs = [flag for flag in measurement.flags or () if (name, flag) != ("autoattack", "square")]
+        return measurement.accuracy, (*signs, *entry.notes)
 
     return Column(name, f"{heading(name)} ({rule})", rule, read)
 
@@ -251,7 +259,7 @@ def _cell(column: Column, found: Sequence[Entry], theirs: dict[str, Value]) -> C
         flag if number == len(read) else f"{flag} {number} of {len(read)}"
         for flag, number in sorted(counts.items())
     ]
-    # what the paper chose on the test set is set beside what we chose so, and beside nothing else
+    # the paper chose epochs by the test set: its numbers are compared with ours that were chosen alike
     return Cell(
         tuple(value for value, _ in read),
         tuple(flags),
@@ -299,6 +307,6 @@ def _picked(rule: Rule | None, stage: dict[int, Record], grown: Callable[[int], 
 
 
 def _tex(text: str) -> str:
-    for sign, told in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$"), (EMPTY, "--")):
-        text = text.replace(sign, told)
+    for sign, tex in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$"), (EMPTY, "--")):
+        text = text.replace(sign, tex)
     return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)

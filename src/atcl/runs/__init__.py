@@ -1,4 +1,4 @@
 """A run and its folder: start it (`start.train`), carry it out, open it again, predict with it, export it.
 
-`layout` names the files of the folder, `spec` the options of a run.
+`spec` holds the options of a run, `layout` the names of the files in its folder.
 """

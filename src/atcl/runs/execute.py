@@ -1,4 +1,7 @@
-"""Carrying a run out, stage by stage, with checkpoints and resume. Here alone weak data and truth meet."""
+"""Carry out a run stage by stage, with checkpoints and resume.
+
+Only here, true labels are measured beside training; training itself receives none.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,40 +22,50 @@ from atcl.engine.engines import Engine
 from atcl.evaluation.evaluate import EpochAccuracy, epoch_accuracy, exact_accuracy
 from atcl.evaluation.pseudo_labels import pseudo_label_accuracy
 from atcl.runs import layout
+from atcl.runs.measure import write_result
 from atcl.runs.observing import Observing
 from atcl.runs.problem import Build, Problem
-from atcl.runs.result import write_result
 from atcl.runs.run import Run
 from atcl.runs.watcher import Watcher
 from atcl.training.learner import Learner
 from atcl.training.loop import Observer, Snapshot, fitting
 from atcl.training.selection import Best
 from atcl.training.stage import Stage
-from atcl.training.supervision import PseudoLabels, relabel, with_sole_candidate
+from atcl.training.supervision import relabel, with_sole_candidate
 from atcl.training.weak_validation import judge
 
 
 @dataclass(frozen=True)
 class Running:
-    """A run that is being carried out: what it is, what it learns from, and by what means."""
+    """A run that is being carried out.
+
+    Args:
+        run: its recipe, seed and folder.
+        problem: what it learns from, on the device.
+        engine: how a step is executed.
+        watcher: receives what happens.
+        observing: which analyses are recorded.
+        build: returns a new model of your own; None: the recipe's model.
+        together: how many runs share the device.
+    """
 
     run: Run
-    problem: Problem  # on the device
+    problem: Problem
     engine: Engine
     watcher: Watcher
     observing: Observing
-    build: Build | None = None  # of your own model
-    together: int = 1  # runs that share the device
+    build: Build | None = None
+    together: int = 1
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of its recipe."""
+        """The stages of the recipe."""
         return self.run.recipe.stages
 
 
 @dataclass
 class Position:
-    """Where a run stands: a stage, with what it trains and on what."""
+    """How far a run is: the number of its stage, what the stage trains, on which data, and its best model."""
 
     number: int
     learner: Learner
@@ -61,33 +74,33 @@ class Position:
 
 
 def carry_out(running: Running) -> Iterator[None]:
-    """Go through the stages that are not done yet, pausing after each batch, then write the result."""
+    """Train the stages that are not done yet, pausing after each batch, then write the result."""
     run, problem, watcher = running.run, running.problem, running.watcher
     if problem.train.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(problem.train.device)
     for folder in (run.folder, run.folder / layout.CHECKPOINTS):
         clear_parts(folder)
     saved = checkpoints.newest(run.folder / layout.CHECKPOINTS, watcher.notify)
-    position = _restored(running, saved) if saved else _opened(running)
+    position = _restored(running, saved) if saved else _first_stage(running)
     _cut_back(running, position)
-    _warn(running)
+    _note_unusual_settings(running)
     watcher.begin(run, position.number, position.learner.epoch)
     with checkpoints.Writer(run.folder / layout.CHECKPOINTS) as writer:
         while True:
             number, learner, data = position.number, position.learner, position.data
-            keep = _keeper(running, position, writer)
+            record_epoch = _epoch_recorder(running, position, writer)
             engine, observers = running.observing.attach(
                 run, problem, number, learner, data, running.engine, watcher.notify
             )
             seed = derive(run.seed, "stage", number)
-            # the keeper last: it writes the checkpoint, after which an epoch is not seen again
-            yield from fitting(
-                learner, data, running.stages[number], seed=seed, engine=engine, observers=[*observers, keep]
-            )
+            # record_epoch last: it writes the checkpoint, after which the epoch is not observed again
+            observers = [*observers, record_epoch]
+            stage = running.stages[number]
+            yield from fitting(learner, data, stage, seed=seed, engine=engine, observers=observers)
             if number + 1 == len(running.stages):
                 break
-            position = _advanced(running, position)
-    del keep, observers  # with their CUDA graphs: what follows needs the memory
+            position = _next_stage(running, position)
+    del record_epoch, observers  # with their CUDA graphs: the evaluation needs the memory
     free_memory()
     write_result(
         run,
@@ -101,11 +114,18 @@ def carry_out(running: Running) -> Iterator[None]:
 
 
 def blind(stages: Sequence[Stage]) -> list[tuple[int, int]]:
-    """Return the stages that use pseudo-labels before anything was remembered, each with its first such epoch."""
+    """Return the stages that use pseudo-labels before any prediction was remembered.
+
+    Args:
+        stages: the stages of a recipe.
+
+    Returns:
+        The number of each such stage, and the first epoch in which it uses them.
+    """
     found, known = [], False
     for number, stage in enumerate(stages):
         known = known and not stage.fresh  # a learner that goes on keeps its memory
-        if isinstance(stage.supervision, PseudoLabels):
+        if stage.supervision.uses_guesses:
             epochs = range(1, stage.epochs + 1)
             using = next((epoch for epoch in epochs if stage.gamma(epoch) < 1), None)
             learning = next((epoch for epoch in epochs if stage.supervision.remembers(epoch)), None)
@@ -116,7 +136,7 @@ def blind(stages: Sequence[Stage]) -> list[tuple[int, int]]:
 
 
 def _cut_back(running: Running, position: Position) -> None:
-    """Drop the records of epochs that no checkpoint holds: training goes on before them."""
+    """Remove the records of epochs after the checkpoint, since these epochs are trained again."""
     folder, place = running.run.folder, (position.number, position.learner.epoch)
     kept = journal.cut_back(folder / layout.JOURNAL, *place)
     if (folder / layout.ANALYSIS).exists():
@@ -128,8 +148,8 @@ def _cut_back(running: Running, position: Position) -> None:
         )
 
 
-def _warn(running: Running) -> None:
-    """Tell of settings that are allowed and seldom meant."""
+def _note_unusual_settings(running: Running) -> None:
+    """Notify the watcher of settings that are allowed, but seldom intended."""
     last = running.stages[-1]
     if not last.grown(last.epochs):
         running.watcher.notify(
@@ -137,30 +157,32 @@ def _warn(running: Running) -> None:
         )
     for number, early in blind(running.stages):
         running.watcher.notify(
-            f"note: gamma falls from epoch {early} on, when pseudo-labels still know nothing: lower --stages.{number}.supervision.first"
+            f"note: gamma falls from epoch {early} on, before the memory holds any prediction: "
+            f"lower --stages.{number}.supervision.first"
         )
 
 
-def _opened(running: Running) -> Position:
+def _first_stage(running: Running) -> Position:
     """Return the start of the first stage."""
     data = running.problem.train
     return Position(0, _fresh(running, 0, data), data, Best(running.run.recipe.rule(0)))
 
 
-def _advanced(running: Running, done: Position) -> Position:
-    """Return the start of the stage after one that is done."""
+def _next_stage(running: Running, done: Position) -> Position:
+    """Return the start of the stage that follows a finished one."""
     number = done.number + 1
     stage, data, learner = running.stages[number], done.data, done.learner
-    if stage.teacher != "none":
+    if "labels" in stage.takes:
         data = relabel(running.problem.train, _teacher(done))
-    learner.epoch = 0
-    if stage.fresh:
+    if "weights" in stage.takes:
+        learner.begin(stage)
+    else:
         learner = _fresh(running, number, data)
     return Position(number, learner, data, Best(running.run.recipe.rule(number)))
 
 
 def _restored(running: Running, saved: dict[str, Tensor]) -> Position:
-    """Return where a checkpoint was written."""
+    """Return the position at which a checkpoint was written."""
     data = running.problem.train
     state = checkpoints.to_device(saved, data.device)
     number = int(state["stage"])
@@ -172,17 +194,17 @@ def _restored(running: Running, saved: dict[str, Tensor]) -> Position:
     return position
 
 
-def _keeper(running: Running, position: Position, writer: checkpoints.Writer) -> Observer:
-    """Return what happens after each epoch.
+def _epoch_recorder(running: Running, position: Position, writer: checkpoints.Writer) -> Observer:
+    """Return the observer that measures each epoch and writes its line of the journal and its checkpoint.
 
-    The journal's line is written before the checkpoint, so that a kill between the two loses no line.
+    The line is written before the checkpoint, so that a kill between the two loses no line.
     """
     run, problem = running.run, running.problem
     number, learner, data, best = position.number, position.learner, position.data, position.best
-    last, look = time.perf_counter(), None
+    last, accuracy = time.perf_counter(), None
 
-    def keep(snapshot: Snapshot) -> Iterator[None]:
-        nonlocal last, look
+    def record_epoch(snapshot: Snapshot) -> Iterator[None]:
+        nonlocal last, accuracy
         phase = snapshot.phase
         record = _record(number, snapshot)
         if snapshot.agreement is not None and problem.truth is not None:
@@ -193,14 +215,14 @@ def _keeper(running: Running, position: Position, writer: checkpoints.Writer) ->
             estimates = judge(snapshot.model, problem.held, run.recipe.threat)
             record |= {f"held_{name}": one.mean for name, one in estimates.items()}
         if best.rule and best.rule.on == "test" and problem.test is not None:
-            look = look or _test_accuracy(running, snapshot)
+            accuracy = accuracy or _test_accuracy(running, snapshot)
             with multiplying(snapshot.attack_model.kind):
-                right = look.natural()
+                right = accuracy.natural()
             yield
             with multiplying(snapshot.attack_model.kind):
-                found = look.attacked(right)
+                accuracies = accuracy.attacked(right)
             yield
-            natural, pgd20 = found.tolist()
+            natural, pgd20 = accuracies.tolist()
             record |= {"test_natural": natural, "test_pgd20": pgd20, "crafted": snapshot.attack_model.kind}
         if best.rule and best.rule.considers(grown=running.stages[number].grown(phase.epoch)):
             best.see(record[best.rule.key], phase.epoch, snapshot.model)
@@ -211,11 +233,11 @@ def _keeper(running: Running, position: Position, writer: checkpoints.Writer) ->
         writer.save(number, phase.epoch, state)
         running.watcher.epoch(record)
 
-    return keep
+    return record_epoch
 
 
 def _record(stage: int, snapshot: Snapshot) -> journal.Record:
-    """Return the line of an epoch in the journal, as far as training alone knows it."""
+    """Return the line of an epoch in the journal, without accuracies."""
     phase = snapshot.phase
     budget = phase.budget
     return {
@@ -233,22 +255,22 @@ def _record(stage: int, snapshot: Snapshot) -> journal.Record:
 
 
 def _test_accuracy(running: Running, snapshot: Snapshot) -> EpochAccuracy:
-    """Return how natural accuracy and PGD20 on the test set are measured after an epoch, to choose one by."""
+    """Return what measures natural and PGD20 accuracy on the test set after each epoch."""
     model, test, images = snapshot.model, running.problem.test, running.problem.train.x
     device, threat = snapshot.memory.device, running.run.recipe.threat
     assert test is not None
     if device.type != "cuda":
         return exact_accuracy(model, test, threat)
-    # on the device where there is room, as there is where it holds a larger training set
+    # a device that holds the training images has room for a test set that is no larger
     if images.device == device and test.x.nbytes <= images.nbytes:
         test = test.to(device)
-    # one model and one copy for attacks last a stage, updated in place: what is recorded of them stays true
+    # recorded CUDA graphs stay valid: both models are updated in place throughout a stage
     repeated = partial(running.engine.repeated, device=device)
     return epoch_accuracy(model, snapshot.attack_model, test, threat, snapshot.attack_step, repeated=repeated)
 
 
 def _fresh(running: Running, number: int, data: WeakData) -> Learner:
-    """Return a learner with new weights. They follow from the run's seed and leave the global random state alone."""
+    """Return a learner with new weights, which follow from the run's seed; the global random state stays."""
     run = running.run
     with forked_rng():
         model = run.recipe.initial(lambda: run.fresh_model(running.build), run.seed, number)
@@ -256,10 +278,10 @@ def _fresh(running: Running, number: int, data: WeakData) -> Learner:
 
 
 def _teacher(done: Position) -> Module:
-    """Return the model that relabels."""
-    # Paper: the best by validation; official code: the best by natural accuracy on the test set. The default here is
-    # the last epoch, which takes no truth.
-    teacher = done.learner.refresh()  # whatever an observer did to it
+    """Return the model that relabels the images for the next stage."""
+    # Paper: the best epoch by validation; official code: by natural accuracy on the test set.
+    # The default here is the last epoch, which needs no true labels.
+    teacher = done.learner.refresh()  # an observer may have changed the copy
     if done.best.weights:
         teacher.load_state_dict(done.best.weights)
     return teacher

@@ -1,4 +1,7 @@
-"""Models for use elsewhere: each file is run and compared with the model before it is written, whole or not at all."""
+"""Export models to files that run elsewhere.
+
+The content of each file is executed and compared with the model before the file is written.
+"""
 
 import io
 import json
@@ -24,9 +27,9 @@ from atcl.core.version import __version__
 from atcl.data.images import as_float, checked_images
 from atcl.models import MODELS
 
-TOLERANCE = (
-    1e-4  # of the logits, relative to 1 + the largest of them; float32 sums in another order stay far below
-)
+# How far the logits may differ, relative to 1 + the largest of them. Sums of float32 in another order differ
+# by far less.
+TOLERANCE = 1e-4
 
 LogitsOf = Callable[[Tensor], Tensor]  # (n, C, H, W) float in [0, 1] -> logits (n, K)
 Metadata = Mapping[str, str]
@@ -34,18 +37,28 @@ Metadata = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Format:
-    """How a model becomes the bytes of a file, and how these are run again."""
+    """A file format: how a model becomes the content of a file, and how that content is executed.
 
-    pack: Callable[
-        [Module, Tensor, Metadata], bytes
-    ]  # a model on the CPU in eval mode, some images, what the file says of itself
-    unpack: Callable[[bytes, Module], LogitsOf]  # the model stands in where the file holds weights alone
+    Args:
+        pack: receives a model on the CPU in eval mode, some images, and the metadata of the file.
+        unpack: receives the content, and the model, whose code it uses if the file has weights alone.
+        about: one line for `atcl list exports`.
+    """
+
+    pack: Callable[[Module, Tensor, Metadata], bytes]
+    unpack: Callable[[bytes, Module], LogitsOf]
     about: str
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far its logits lie from the model's."""
+    """The file that was written.
+
+    Args:
+        path: where it is.
+        bytes: its size.
+        difference: the largest difference between its logits and those of the model.
+    """
 
     path: Path
     bytes: int
@@ -62,21 +75,45 @@ def export(
     kind: str = "own",
     images: Tensor | None = None,
 ) -> Exported:
-    """Write a model to a file that takes floats (n, C, H, W) in [0, 1] and gives logits; `kind` is its name in `MODELS`, where it has one."""
+    """Write a model to a file that runs elsewhere; it takes floats (n, C, H, W) in [0, 1] and returns logits.
+
+    Args:
+        model: the model; it is not changed.
+        shape: (C, H, W) of an image.
+        names: the names of the classes.
+        path: the file.
+        format: onnx, torchscript or safetensors.
+        kind: the name of the model in `MODELS`, if it has one.
+        images: images to compare file and model on, besides random ones.
+
+    Returns:
+        The path and the size of the file, and how far its logits are from those of the model.
+
+    Raises:
+        AtclError: the model cannot be exported, the file does not compute what the model computes, or the
+            file cannot be written.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+        >>> with TemporaryDirectory() as folder:
+        ...     export(model, (1, 2, 2), ["cat", "dog"], f"{folder}/pets", "safetensors").difference
+        0.0
+    """
     chosen = pick(EXPORTS, format, "format")
     frozen = deepcopy(model).cpu().eval().requires_grad_(False)
     batches = _batches(shape, images)
-    ours = [_logits(frozen, x, len(names)) for x in batches]
+    expected = [_logits(frozen, x, len(names)) for x in batches]
     with _silent(), torch.no_grad():
         try:
             content = chosen.pack(frozen, batches[1], metadata_of(kind, shape, names))
             predict = chosen.unpack(content, frozen)
-            theirs = [predict(x) for x in batches]
+            actual = [predict(x) for x in batches]
         except AtclError:
             raise
         except Exception as error:  # converters raise many kinds, over many lines
             raise AtclError(f"the model cannot be exported as {format}: {_first_line(error)}") from error
-    difference = _difference(ours, theirs, format)
+    difference = _difference(actual, expected, format)
     try:
         write_whole(Path(path), content)
     except OSError as error:
@@ -85,7 +122,13 @@ def export(
 
 
 def metadata_of(kind: str, shape: tuple[int, int, int], names: Sequence[str]) -> dict[str, str]:
-    """Return what an exported file says of itself."""
+    """Return the metadata of an exported file.
+
+    Args:
+        kind: the name of the model in `MODELS`, or "own".
+        shape: (C, H, W) of an image.
+        names: the names of the classes.
+    """
     return {
         "made_by": f"atcl {__version__}",
         "model": kind,
@@ -100,8 +143,8 @@ def metadata_of(kind: str, shape: tuple[int, int, int], names: Sequence[str]) ->
 def _pack_onnx(model: Module, x: Tensor, metadata: Metadata) -> bytes:
     try:
         import onnx
-        import onnxruntime  # noqa: F401  it runs the file afterwards: better missed now
-        import onnxscript  # noqa: F401  PyTorch translates by it
+        import onnxruntime  # noqa: F401  executes the file afterwards
+        import onnxscript  # noqa: F401  PyTorch needs it to convert
     except ImportError as error:
         raise AtclError(f"to export as onnx, {error.name} is missing: pip install 'atcl[onnx]'") from None
     program = torch.onnx.export(
@@ -116,7 +159,7 @@ def _pack_onnx(model: Module, x: Tensor, metadata: Metadata) -> bytes:
     assert program is not None
     proto = program.model_proto
     graph = proto.graph
-    # the converter notes where in whose source each operation came from, with the paths of the machine
+    # the converter stores the source line of each operation, with paths of this machine
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         del part.metadata_props[:]
     onnx.helper.set_model_props(proto, dict(metadata))
@@ -138,7 +181,7 @@ def _pack_torchscript(model: Module, x: Tensor, metadata: Metadata) -> bytes:
 
 
 def _without_sources(file: io.BytesIO) -> bytes:
-    """Return a TorchScript archive without its notes on where the code came from, which hold the paths of the machine."""
+    """Return a TorchScript archive without its debug information, which has paths of this machine."""
     kept = io.BytesIO()
     with zipfile.ZipFile(file) as archive, zipfile.ZipFile(kept, "w") as copy:
         for entry in archive.infolist():
@@ -158,29 +201,32 @@ def _pack_safetensors(model: Module, x: Tensor, metadata: Metadata) -> bytes:
 
 
 def _unpack_safetensors(content: bytes, model: Module) -> LogitsOf:
-    """Return a fresh model of the kind, classes and shape that the file names; a model of another kind lends its code alone."""
+    """Return a new model with the weights of the file, built from its metadata.
+
+    A model that is not in `MODELS` cannot be built from them; then the weights are used in the given model.
+    """
     weights = safetensors.torch.load(content)
-    told = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
-    if told["model"] not in MODELS:
+    metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    if metadata["model"] not in MODELS:
         return partial(functional_call, model, weights, strict=True)
-    fresh = MODELS[told["model"]](int(told["classes"]), tuple(json.loads(told["shape"])))
+    fresh = MODELS[metadata["model"]](int(metadata["classes"]), tuple(json.loads(metadata["shape"])))
     fresh.load_state_dict(weights)
     return fresh.eval()
 
 
 EXPORTS: dict[str, Format] = {
-    "onnx": Format(_pack_onnx, _unpack_onnx, "graph and weights, for ONNX Runtime and most others"),
+    "onnx": Format(_pack_onnx, _unpack_onnx, "graph and weights, for ONNX Runtime and most other software"),
     "torchscript": Format(
         _pack_torchscript, _unpack_torchscript, "graph and weights, traced, for PyTorch from Python and C++"
     ),
     "safetensors": Format(
-        _pack_safetensors, _unpack_safetensors, "weights alone, with what it takes to build the model"
+        _pack_safetensors, _unpack_safetensors, "weights, with the name, classes and image shape of the model"
     ),
 }
 
 
 def _batches(shape: tuple[int, int, int], images: Tensor | None) -> list[Tensor]:
-    """Return what the file is tried on: 1 and 5 random images, and those that are given."""
+    """Return the batches on which file and model are compared: 1 and 5 random images, and those given."""
     rng = Generator().manual_seed(0)
     random = [torch.rand(n, *shape, generator=rng) for n in (1, 5)]
     return random if images is None else [*random, *as_float(checked_images(images).cpu()).split(500)]
@@ -197,22 +243,24 @@ def _logits(model: Module, x: Tensor, classes: int) -> Tensor:
     if not isinstance(logits, Tensor) or logits.shape != (len(x), classes):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise AtclError(
-            f"the model gives {got} for {len(x)} images, but there are {classes} names of classes"
+            f"the model returns {got} for {len(x)} images, but there are {classes} names of classes: "
+            "give a name for each class"
         )
     if not bool(logits.isfinite().all()):
-        raise AtclError("the model's logits are not finite: it cannot be compared with its export")
+        raise AtclError("the model's logits are not finite, so its export cannot be checked: train it again")
     return logits
 
 
-def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor], format: str) -> float:
-    """Return the largest difference of two logits; too large a one is refused."""
-    ours_, theirs_ = torch.cat(list(ours)), torch.cat(list(theirs))
-    difference = float((ours_ - theirs_).abs().max())
-    bound = TOLERANCE * (1 + float(ours_.abs().max()))
-    # where the model prefers a class by more than twice the bound, the file must choose the same: this follows
-    if not difference <= bound:  # nan is refused too
+def _difference(actual: Sequence[Tensor], expected: Sequence[Tensor], format: str) -> float:
+    """Return the largest difference between two logits; refuse one that is too large."""
+    logits, wanted = torch.cat(list(actual)), torch.cat(list(expected))
+    difference = float((wanted - logits).abs().max())
+    bound = TOLERANCE * (1 + float(wanted.abs().max()))
+    # within the bound, the file predicts the same class if the model prefers it by more than twice the bound
+    if not difference <= bound:  # refuses NaN too
         raise AtclError(
-            f"the {format} file does not compute what the model does: logits differ by {difference:g}; nothing was written"
+            f"the {format} file does not compute what the model does: logits differ by {difference:g}; "
+            "nothing was written"
         )
     return difference
 
@@ -223,7 +271,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep in what converters tell of themselves; PyTorch calls TorchScript deprecated at each step."""
+    """Suppress what converters log, and PyTorch's warning that TorchScript is deprecated."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

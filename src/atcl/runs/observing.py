@@ -1,4 +1,7 @@
-"""What may observe a run while it trains. It is handed in by the caller, since the analyses themselves know more than a run does."""
+"""The interface of analyses that are recorded while a run trains.
+
+The caller passes them in, since this room may not import `analysis`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Observing:
-    """Nothing is observed. Subclasses record analyses after some epochs, and change nothing that is learnt."""
+    """Records no analysis; subclasses record some after an epoch, and never change training."""
 
     names: tuple[str, ...] = ()
 
     def check_names(self) -> None:
-        """Refuse names and numbers that mean nothing, before anything is written."""
+        """Refuse unknown names and impossible numbers, before anything is written."""
 
     def check(self, problem: Problem) -> None:
-        """Refuse what cannot be observed on this problem, such as for want of true labels."""
+        """Refuse an analysis that this problem does not allow, such as one that needs true labels."""
 
     def attach(
         self,
@@ -34,5 +37,15 @@ class Observing:
         engine: Engine,
         notify: Callable[[str], None],
     ) -> tuple[Engine, Sequence[Observer]]:
-        """Return the engine and the observers that a stage is trained with."""
+        """Return the engine and the observers that a stage is trained with.
+
+        Args:
+            run: the run.
+            problem: what it learns from, with the truth where there is one.
+            stage: the number of the stage.
+            learner: what the stage trains.
+            data: the labels of the stage, which a teacher may have changed.
+            engine: how steps are executed; an observer may need to wrap it.
+            notify: receives messages for the user.
+        """
         return engine, []

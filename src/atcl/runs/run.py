@@ -1,73 +1,96 @@
-"""A run and its folder: what it trains on, where it lies, its chosen model and its result."""
+"""A run and its folder: its recipe, its journal, its chosen model and its result."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch.nn import Module
 
 from atcl.core import checkpoints, journal
-from atcl.core.device import precision, resolve
+from atcl.core.device import resolve
 from atcl.core.errors import AtclError, pick
-from atcl.core.files import read_json, sole_writer, write_json
+from atcl.core.files import read_json, write_json
 from atcl.core.settings import differences, digest, from_data, to_data
-from atcl.datasets.sources import DATASETS
 from atcl.datasets.truth import Split
-from atcl.evaluation.attacks import WORST
-from atcl.evaluation.cache import fingerprint_of
-from atcl.evaluation.evaluate import Measurement, Watch, flagged, measure
-from atcl.evaluation.masking import suspicions
+from atcl.evaluation.evaluate import Measurement, Watch
+from atcl.evaluation.reported import REPORTED
 from atcl.models import MODELS
 from atcl.recipes.catalogue import RECIPES, recipe
-from atcl.recipes.schema import KINDS, OWN, Recipe
+from atcl.recipes.schema import KINDS, Recipe
 from atcl.runs import layout
+from atcl.runs.measure import Measuring, measure_run
 from atcl.runs.problem import Build, Problem
-
-REPORTED = ("natural", "pgd20", "cw30")
+from atcl.runs.result import Result, result_from_json
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder with `recipe.json`, `journal.jsonl`, `checkpoints/`, `model.safetensors` and `result.json`."""
+    """A run with its folder, which holds recipe, journal, checkpoints, chosen model and result.
+
+    `train` and `open_run` return one.
+
+    Args:
+        folder: the folder of the run.
+        name: its name, `dataset/method`.
+        seed: its seed.
+        recipe: its settings.
+        classes: the number of classes.
+        shape: (C, H, W) of an image.
+        names: the names of the classes, if they have any.
+
+    Examples:
+        >>> run = Run(Path("runs/pets"), "own/oracle", 1, recipe("digits/oracle"), 3, (1, 8, 8))
+        >>> run.class_names
+        ('0', '1', '2')
+        >>> run.evaluate(["natural", "autoattack"])["worst"].accuracy  # doctest: +SKIP
+        58.7
+    """
 
     folder: Path
     name: str
     seed: int
     recipe: Recipe
     classes: int
-    shape: tuple[int, int, int]  # (C, H, W) of an image
-    names: tuple[str, ...] | None = None  # of the classes, where they have any
+    shape: tuple[int, int, int]
+    names: tuple[str, ...] | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The name of each class, its number where it has none."""
+        """The name of each class, or its number if it has no name."""
         return self.names or tuple(map(str, range(self.classes)))
 
     @property
-    def result(self) -> dict[str, Any]:
-        """What `result.json` says; it is there once training has ended."""
+    def result(self) -> Result:
+        """What the run ended with; an AtclError before training has ended."""
         path = self.folder / layout.RESULT
         if not path.exists():
             raise AtclError(f"{self.folder} has no result yet: the same `atcl train` command goes on with it")
-        told = read_json(path)
-        if not isinstance(told, dict) or not isinstance(told.get("metrics"), dict):
+        try:
+            return result_from_json(read_json(path))
+        except ValueError as error:
             raise AtclError(
-                f"{path} is not the result of a run: remove it, and the same `atcl train` command writes it again"
-            )
-        return told
+                f"{path} {error}: remove it, and the same `atcl train` command writes it again"
+            ) from None
 
     @property
     def journal(self) -> list[journal.Record]:
-        """One record an epoch."""
+        """One record for each epoch."""
         return journal.read(self.folder / layout.JOURNAL)
 
     def fresh_model(self, build: Build | None = None) -> Module:
-        """Return a new model of the recipe's kind; a model of your own needs `build`."""
+        """Return a new model, the recipe's or that of `build`."""
         return build() if build else pick(MODELS, self.recipe.model, "model")(self.classes, self.shape)
 
     def model(self, device: str = "cpu", build: Build | None = None) -> Module:
-        """Return the chosen model, in eval mode; a model of your own needs `build` again."""
+        """Return the chosen model, in eval mode.
+
+        Args:
+            device: auto, cpu or cuda.
+            build: returns a new model of your own kind, if the run was trained with one.
+
+        Raises:
+            AtclError: the run has no model yet, or its weights are of another model.
+        """
         path = self.folder / layout.MODEL
         if not path.exists():
             raise AtclError(f"{self.folder} has no model yet: the same `atcl train` command goes on with it")
@@ -75,7 +98,10 @@ class Run:
         try:
             model.load_state_dict(checkpoints.from_bytes(path.read_bytes(), path))
         except RuntimeError:
-            raise AtclError(f"{path} holds the weights of another model than {self.recipe.model}") from None
+            raise AtclError(
+                f"{path} holds the weights of another model than {self.recipe.model}: "
+                "a run with a model of your own needs `build`"
+            ) from None
         return model.to(resolve(device)).eval()
 
     def evaluate(
@@ -92,71 +118,49 @@ class Run:
         strict_fp32: bool = False,
         watch: Watch | None = None,
     ) -> dict[str, Measurement]:
-        """Measure the chosen model; numbers of the recipe's own test set are kept in `result.json`, those of a `test` you bring are not."""
-        model = self.model(device, build)
-        _ = self.result  # there is none before training has ended
-        with precision(strict_fp32):
-            if test is not None:
-                found = measure(
-                    model, test, self.recipe.threat, attacks, seed=seed, batch_size=batch_size, watch=watch
-                )
-                return (
-                    flagged(
-                        found,
-                        [
-                            flag.name
-                            for flag in suspicions(model, test.x, test.truth.labels, self.recipe.threat)
-                        ],
-                    )
-                    if checks
-                    else found
-                )
-            if self.recipe.dataset == OWN:
-                raise AtclError(
-                    "this run learnt from data of your own: give `test` to evaluate on (in the shell: --images FOLDER --labels FILE.csv)"
-                )
-            with sole_writer(self.folder):
-                told = self.result
-                official = pick(DATASETS, self.recipe.dataset, "dataset")(data_dir).test
-                if fingerprint_of(official) != _get(read_json(self.folder / layout.RECIPE), "test"):
-                    raise AtclError(
-                        "this test set is not the one that the run was made with: give its folder with --data-dir"
-                    )
-                measured = measure(
-                    model,
-                    official,
-                    self.recipe.threat,
-                    attacks,
-                    seed=seed,
-                    batch_size=batch_size,
-                    keep=self.folder / layout.EVALUATION,
-                    extend=True,
-                    watch=watch,
-                )
-                if checks:
-                    told["flags"] = [
-                        asdict(flag)
-                        for flag in suspicions(model, official.x, official.truth.labels, self.recipe.threat)
-                    ]
-                if (
-                    told["flags"] is not None
-                ):  # signs that were found once stay, whoever measures next without looking
-                    measured = flagged(measured, [flag["name"] for flag in told["flags"]])
-                told["metrics"] |= {name: asdict(one) for name, one in measured.items()}
-                write_json(self.folder / layout.RESULT, told)
-        return {name: one for name, one in measured.items() if name in (*attacks, WORST)}
+        """Evaluate the chosen model.
+
+        Accuracies on the recipe's test set are kept in `result.json`; those on your own images are not.
+
+        Args:
+            attacks: names from `atcl list attacks`.
+            device: auto, cpu or cuda.
+            test: your own images with their true classes.
+            seed: for the random starts of the attacks.
+            batch_size: images at a time; by default what the device has room for.
+            build: returns a new model of your own kind, if the run was trained with one.
+            data_dir: folder of the dataset's files.
+            checks: whether to look for signs of false robustness.
+            strict_fp32: full fp32 on a GPU, where convolutions otherwise use tf32.
+            watch: called with the attack, its pass, the number of images done, and that of all images.
+
+        Returns:
+            The accuracy under each attack and, of several, under the worst of them for each image.
+
+        Raises:
+            AtclError: the run is not finished, or its test set is missing or differs from that of the run.
+        """
+        how = Measuring(attacks, device, seed, batch_size, build, data_dir, checks, strict_fp32, watch)
+        return measure_run(self, how, test)
 
     def claim(self, problem: Problem) -> None:
-        """Write `recipe.json`, or refuse a folder that holds another recipe, seed or dataset."""
+        """Write `recipe.json`, or refuse a folder that holds another run.
+
+        Args:
+            problem: the data of the run, whose fingerprints are written and compared.
+
+        Raises:
+            AtclError: the folder holds a run with another recipe, seed or dataset.
+        """
         path = self.folder / layout.RECIPE
-        prints = problem.fingerprints()
-        told = {
+        fingerprints = problem.fingerprints()
+        record = {
             "name": self.name,
             "seed": self.seed,
             "classes": self.classes,
             "shape": list(self.shape),
-            **prints,
-            "source": problem.source or prints["data"],
+            **fingerprints,
+            "source": problem.source or fingerprints["data"],
             "names": None if self.names is None else list(self.names),
             "recipe": to_data(self.recipe),
         }
@@ -165,63 +169,79 @@ class Run:
             raise AtclError(
                 f"{self.folder} holds a run, but no recipe.json to say which: choose another folder"
             )
-        if not begun:  # nothing would be lost, as after a start that failed
-            write_json(path, told)
+        if not begun:  # a start that failed may have left a recipe.json; replacing it loses nothing
+            write_json(path, record)
             return
-        held = {
-            **read_json(path),
-            "recipe": to_data(open_run(self.folder).recipe),
-        }  # with settings that came later at their defaults
-        binding = ("recipe", "seed", "data", "names", *sorted(self.recipe.needs))
-        differing = [name for key in binding for name in differences(_get(held, key), told[key], key)]
+        # the recipe as it is read: settings that are newer than the file have their defaults
+        stored = {**read_json(path), "recipe": to_data(open_run(self.folder).recipe)}
+        compared = ("recipe", "seed", "data", "names", *sorted(self.recipe.needs))
+        differing = [name for key in compared for name in differences(stored.get(key), record[key], key)]
         if differing:
             raise AtclError(
-                f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: choose another folder"
+                f"{self.folder} holds another run, which differs in {', '.join(differing[:3])}: "
+                "choose another folder"
             )
 
 
-def _get(told: Any, key: str) -> Any:
-    return told.get(key) if isinstance(told, dict) else None
-
-
 def open_run(folder: Path | str) -> Run:
-    """Return the run that lies in a folder."""
+    """Return the run that a folder holds.
+
+    Args:
+        folder: the folder, as `train` or `atcl train` wrote it.
+
+    Raises:
+        AtclError: it is not the folder of a run.
+
+    Examples:
+        >>> open_run("runs/digits/warmup-pla/seed-1").result.metrics["pgd20"].accuracy  # doctest: +SKIP
+        60.7
+        >>> open_run("nowhere")
+        Traceback (most recent call last):
+        atcl.core.errors.AtclError: nowhere is not the folder of a run: ...
+    """
     path = Path(folder) / layout.RECIPE
     if not path.exists():
         entry = (Path(folder) / layout.RESULT).exists()
         what = "an entry of a ledger, which has a result and no model" if entry else "not the folder of a run"
         raise AtclError(
-            f"{folder} is {what}: there is no recipe.json in it; give the folder that `atcl train` wrote"
+            f"{folder} is {what}: it has no {layout.RECIPE}; give the folder that `atcl train` wrote"
         )
-    told = read_json(path)
+    record = read_json(path)
     try:
-        channels, height, width = told["shape"]
-        names = tuple(told["names"]) if told.get("names") else None
+        channels, height, width = record["shape"]
+        names = tuple(record["names"]) if record.get("names") else None
         return Run(
             Path(folder),
-            told["name"],
-            told["seed"],
-            from_data(told["recipe"], KINDS),
-            told["classes"],
+            record["name"],
+            record["seed"],
+            from_data(record["recipe"], KINDS),
+            record["classes"],
             (channels, height, width),
             names,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise AtclError(f"{path} is not of a run: {type(error).__name__} {error}") from None
+        raise AtclError(
+            f"{path} is not of a run: {type(error).__name__} {error}; give the folder of another run"
+        ) from None
 
 
 def name_of(wanted: Recipe) -> str:
-    """Return the name of a recipe: its own, or for a variant its dataset's with `custom`."""
+    """Return the name of a recipe, or `DATASET/custom` for changed settings."""
     own = (name for name in RECIPES if name.startswith(f"{wanted.dataset}/"))
     return next((name for name in own if recipe(name) == wanted), f"{wanted.dataset}/custom")
 
 
 def is_plain(name: str, wanted: Recipe) -> bool:
-    """Tell whether settings are those of the recipe of a name."""
+    """Return whether a recipe has the settings of the recipe of this name."""
     return name in RECIPES and recipe(name) == wanted
 
 
 def folder_of(name: str, wanted: Recipe) -> tuple[str, str]:
-    """Return dataset and method, the method with a digest where the settings are not those of the named recipe."""
+    """Return the two folders of a run: its dataset, and its method, with a digest if settings were changed.
+
+    Args:
+        name: `dataset/method`.
+        wanted: the recipe of the run.
+    """
     dataset, _, method = name.partition("/")
     return dataset, method if is_plain(name, wanted) else f"{method}-{digest(wanted)}"

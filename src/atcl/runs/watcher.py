@@ -1,20 +1,37 @@
-"""What is told about a run while it goes on."""
+"""The interface of progress bars and loggers."""
 
 from atcl.core.journal import Record
 from atcl.runs.run import Run
 
 
 class Watcher:
-    """Hears what a run does; this one ignores it. Progress bars and loggers are watchers."""
+    """Receives what happens in a run, and ignores it; progress bars and loggers are subclasses.
+
+    Examples:
+        >>> class Printer(Watcher):
+        ...     def epoch(self, record):
+        ...         print(f"epoch {record['epoch']}: loss {record['loss']:.2f}")
+        >>> Printer().epoch({"epoch": 1, "loss": 2.3})
+        epoch 1: loss 2.30
+    """
 
     def engine(self, about: str) -> None:
-        """An engine was chosen, described in a few words."""
+        """Receive a description of the engine that was chosen."""
 
     def begin(self, run: Run, stage: int, epoch: int) -> None:
-        """Training goes on after an epoch of a stage; (0, 0) is the start."""
+        """Receive the run before it trains.
+
+        Args:
+            run: the run.
+            stage: the number of the stage that it begins or resumes.
+            epoch: how many epochs of that stage are done.
+        """
 
     def epoch(self, record: Record) -> None:
-        """An epoch has ended, with this line in the journal."""
+        """Receive the line of the journal of an epoch that has ended."""
+
+    def end(self, run: Run) -> None:
+        """Receive the finished run, also if it was finished before."""
 
     def notify(self, text: str) -> None:
-        """Something that the user should know."""
+        """Receive a message for the user."""

@@ -1,5 +1,1 @@
-"""The paper's figures, drawn from recorded runs: `FIGURES` names them."""
-
-from atcl.reproduce.figures.catalogue import FIGURES
-
-__all__ = ["FIGURES"]
+"""The paper's figures, drawn from recorded runs: `catalogue.FIGURES` names them, `plan` lists their runs."""

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-LINE, LETTER = 0.2, 0.07  # height of a line, width of a letter of the small print, in inches
+LINE, LETTER = 0.2, 0.07  # height of a line and width of a letter of the small text, in inches
 
 
 @dataclass(frozen=True)
 class DrawnPanel:
-    """A panel with what was found for each of its curves."""
+    """A panel, with the mean of each of its curves; None for a curve without a run."""
 
     panel: FigurePanel
-    dataset: str  # which the runs were trained on
+    dataset: str  # of the runs
     curves: tuple[tuple[Curve, Mean | None], ...]
-    seeds: int  # how many were asked for
+    seeds: int  # how many there should be
 
 
 @dataclass(frozen=True)
 class ImageRow:
-    """An image as it is and attacked in several ways, each with a caption."""
+    """A natural image and its adversarial images, each with a caption."""
 
     images: tuple[Tensor, ...]  # (C, H, W) in [0, 1]
     captions: tuple[str, ...]
@@ -44,15 +44,22 @@ class ImageRow:
 
 
 def draw_curves(panels: Sequence[DrawnPanel], columns: int, note: str) -> "Figure":
-    """Return a figure of curves with their standard errors; legends lie below the axes, never over a curve."""
+    """Return a figure of curves with their standard errors; legends are below the axes, never over a curve.
+
+    Args:
+        panels: what is drawn, in reading order.
+        columns: panels in a row.
+        note: the heading.
+    """
     from matplotlib.figure import Figure
 
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     width, height = (4.6, 3.0) if len(panels) == 1 else (3.4, 2.6)  # of a panel, in inches
     plain = list(dict.fromkeys(curve.label for one in panels for curve, _ in one.curves))
-    titled = all(len(one.curves) == 1 for one in panels)  # each panel's title names its one curve
-    shared = len(panels) > 2 and not titled and max(len(one.curves) for one in panels) >= len(plain) - 2
+    titled = all(len(one.curves) == 1 for one in panels)  # a panel's title is the name of its only curve
+    most = max(len(one.curves) for one in panels)
+    shared = len(panels) > 2 and not titled and most >= len(plain) - 2
     own = [] if shared or titled else [_entries([one]) for one in panels]
     common = _entries(panels) if shared else {}
     below = max((math.ceil(len(one) / _in_line(one, width)) for one in own), default=0) * LINE
@@ -91,7 +98,7 @@ def draw_curves(panels: Sequence[DrawnPanel], columns: int, note: str) -> "Figur
 
 
 def draw_images(rows: Sequence[ImageRow], headings: Sequence[str], note: str) -> "Figure":
-    """Return a grid of images under headings, each image with its caption below it."""
+    """Return a grid of images with headings, each image with its caption below it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.95 * len(headings) + 0.3, 1.2 * len(rows) + 0.7), layout="constrained")
@@ -111,7 +118,7 @@ def draw_images(rows: Sequence[ImageRow], headings: Sequence[str], note: str) ->
 
 
 def curve_rows(panels: Sequence[DrawnPanel]) -> list[tuple[object, ...]]:
-    """Return the data of a figure of curves, heading first."""
+    """Return the data of a figure of curves as rows, the heading first."""
     rows: list[tuple[object, ...]] = [
         ("dataset", "panel", "axis", "curve", "epoch", "mean", "standard_error", "seeds")
     ]
@@ -137,7 +144,14 @@ def curve_rows(panels: Sequence[DrawnPanel]) -> list[tuple[object, ...]]:
 
 
 def save_figure(figure: "Figure", rows: Sequence[Sequence[object]], folder: Path, name: str) -> list[Path]:
-    """Write a figure as NAME.png and NAME.pdf and its data as NAME.csv, each whole; the same data give the same bytes."""
+    """Write a figure as NAME.png and NAME.pdf, and its data as NAME.csv; the same data give the same bytes.
+
+    Returns:
+        The paths of the three files.
+
+    Raises:
+        AtclError: the folder cannot be made.
+    """
     from matplotlib import rc_context
 
     try:
@@ -165,7 +179,7 @@ def _in_line(labels: Collection[str], width: float) -> int:
 
 
 def _hidden(number: int, curves: Sequence[tuple[Curve, Mean | None]]) -> int:
-    """Return how many of the curves drawn after this one lie over it."""
+    """Return how many of the curves that are drawn after this one cover it."""
     own = curves[number][1]
     return sum(mean is not None and own is not None and _alike(mean, own) for _, mean in curves[number + 1 :])
 
@@ -177,13 +191,13 @@ def _alike(one: Mean, two: Mean) -> bool:
 
 
 def _entries(panels: Sequence[DrawnPanel]) -> dict[str, Curve]:
-    """Return the entries of a legend: each curve once, with how many seeds it lacks in those panels that show anything."""
-    found: dict[
-        str, tuple[Curve, set[int], int]
-    ] = {}  # label -> curve, seeds that were run for each panel, seeds that were asked for
+    """Return the entries of a legend, each curve once, with the number of seeds that it lacks."""
+    # label -> curve, seeds that were run for each panel, seeds that there should be
+    found: dict[str, tuple[Curve, set[int], int]] = {}
     for one in [one for one in panels if _shows(one)] or panels:
         for curve, mean in one.curves:
-            seeds = one.seeds if curve.planned else mean.seeds if mean else 0
+            run = mean.seeds if mean else 0
+            seeds = one.seeds if curve.planned else run
             found[curve.label] = curve, {seeds} | found.get(curve.label, (curve, set[int](), 0))[1], one.seeds
     return {label + _lacking(seeds, asked): curve for label, (curve, seeds, asked) in found.items()}
 
@@ -221,7 +235,7 @@ def _shows(one: DrawnPanel) -> bool:
 
 
 def _draw_panel(one: DrawnPanel, ax: "Axes") -> None:
-    """Draw mean, band and, where asked for, single seeds; markers are staggered so that they do not hide each other."""
+    """Draw mean, band and, if asked for, single seeds, with markers at different epochs for each curve."""
     panel = one.panel
     count = len(one.curves)
     for number, (curve, mean) in enumerate(one.curves):
@@ -229,9 +243,8 @@ def _draw_panel(one: DrawnPanel, ax: "Axes") -> None:
             continue
         look, epochs, means, errors = curve.look, mean.epochs, mean.means, mean.errors
         step = max(1, len(epochs) // 6, min(count, len(epochs) // 2))
-        width = look.width + min(
-            4.5, 1.1 * _hidden(number, one.curves)
-        )  # its edges show beside those that cover it
+        # a covered curve is wider, so that its edges show
+        width = look.width + min(4.5, 1.1 * _hidden(number, one.curves))
         ax.plot(
             epochs,
             means,

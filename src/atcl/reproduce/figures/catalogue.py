@@ -1,4 +1,7 @@
-"""The figures of the paper. Panels name the paper's datasets; in the digits setting one small dataset stands for Kuzushiji."""
+"""The figures of the paper.
+
+Panels name the paper's datasets; in the setting of small runs, the digits take the place of Kuzushiji.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,7 +26,7 @@ METRICS = {  # of an attack: title, axis
 
 
 def loss_label(name: str) -> str:
-    """Return how a loss is called in figures."""
+    """Return the name of a loss in figures."""
     return name.upper()
 
 
@@ -32,7 +35,7 @@ def _accuracy(label: str, method: str, **more: object) -> Curve:
 
 
 def _accuracies(title: str, curves: Iterable[Curve], dataset: str = "kuzushiji") -> FigurePanel:
-    """Return a panel of robust accuracies, on an axis where one at chance looks like it."""
+    """Return a panel of robust accuracies, whose axis reaches 50 % at least: chance is near its bottom."""
     return FigurePanel(title, "PGD20 test accuracy (%)", tuple(curves), dataset, least=50.0)
 
 
@@ -49,7 +52,7 @@ def _failure(setting: Setting) -> tuple[FigurePanel, ...]:
 
 
 def _tricks(task: DatasetDefaults) -> tuple[Curve, ...]:
-    # Paper: does not list its alternatives; these are ours.
+    # Paper: the alternatives are not listed; these are ours
     other = "adam" if task.optimizer.__class__.__name__ == "Sgd" else "sgd"
     lr = task.direct_lr.get("log", task.lr)
     trials: tuple[tuple[str, str, Words], ...] = (
@@ -93,7 +96,10 @@ def _gradients(setting: Setting) -> tuple[FigurePanel, ...]:
 def _attack_panels(
     names: Iterable[str], metrics: Iterable[str], dataset: str = "kuzushiji", head: str = ""
 ) -> tuple[FigurePanel, ...]:
-    """Return a panel for each metric: attacks on the oracle through each loss, and where it says something, through the true label."""
+    """Return a panel for each metric, of attacks on the oracle with each loss.
+
+    The attack through the true label is among them, except where it is what the others are compared with.
+    """
     panels = []
     for metric in metrics:
         title, y = METRICS[metric]
@@ -158,9 +164,8 @@ def _ablation(setting: Setting) -> tuple[FigurePanel, ...]:
         Curve("gamma", CurveSource("warmup-pla"), "", STYLES["PLA"], planned=_gamma),
     )
     parts = {"LOG": "direct-log", "warm-up": "warmup", "PLA": "pla", "warm-up + PLA": "warmup-pla"}
-    spans = [
-        round(task.scheduling * share) for share in (0.2, 0.6, 1.0, 1.4)
-    ]  # Paper: does not list its values; these are ours
+    # Paper: the values are not listed; these are ours
+    spans = [round(task.scheduling * share) for share in (0.2, 0.6, 1.0, 1.4)]
     lengths = tuple(
         Curve(f"E_s = {span}", CurveSource("warmup-pla", partial(_within, span)), "test_pgd20", style)
         for span, style in zip(spans, SERIES, strict=False)
@@ -266,7 +271,8 @@ FIGURES: dict[str, Drawing] = {
         _gradients,
     ),
     "attacks": Drawing(
-        "quality of attacks through LOG and PLA on the oracle in training (fig_1 d-f), and how many succeed at all",
+        "quality of attacks with LOG and PLA on the oracle in training (fig_1 d-f), "
+        "and how many lower the true class at all",
         _attacks,
         2,
     ),
@@ -277,10 +283,10 @@ FIGURES: dict[str, Drawing] = {
         "norms of the gradients of last and first layer for each loss, seed by seed", _gradient_norms, 4
     ),
     "attack-analysis": Drawing(
-        "quality of attacks through every loss, on MNIST and Kuzushiji", _attack_analysis, 5
+        "quality of attacks with every loss, on MNIST and Kuzushiji", _attack_analysis, 5
     ),
     "instances": Drawing("the same on four single training images", _instances, 4),
-    "adversarial-images": Drawing("images attacked through each loss, on one model", _images, 1, images=True),
+    "adversarial-images": Drawing("images attacked with each loss, on one model", _images, 1, images=True),
     "label-number": Drawing("direct training with several complementary labels per image", _label_number, 1),
     "trades": Drawing(
         "TRADES and its variants beside the method",

@@ -1,4 +1,4 @@
-"""From a figure's name to its files: the runs it is read from, trained first where they are small, and what is drawn of them."""
+"""Making a figure: training its runs if they are small, and drawing it from the runs that there are."""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -36,21 +36,26 @@ FIGURE_TITLES = {"mnist": "MNIST", "kuzushiji": "Kuzushiji-MNIST", "cifar10": "C
 Missing = set[tuple[object, int]]  # recipes and seeds
 
 
-def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None]) -> None:
-    """Carry out small runs, as many at once as there are cores; stopped, the same call goes on."""
+def train_small(wanted: Sequence[Need], runs: Path, notify: Callable[[int], None]) -> None:
+    """Train small runs, as many at once as there are cores; the same call continues after an interruption.
+
+    Args:
+        wanted: the runs.
+        runs: the folder of all runs.
+        notify: called with the number of finished runs after each.
+    """
     workers = min(available_cores(), len(wanted))
     if workers < 2:  # no second process for one run
         for number, need in enumerate(wanted, 1):
             _train_one(need, runs)
-            tell(number)
+            notify(number)
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            for number, done in enumerate(
-                as_completed([pool.submit(_train_one, need, runs) for need in wanted]), 1
-            ):
+            waiting = [pool.submit(_train_one, need, runs) for need in wanted]
+            for number, done in enumerate(as_completed(waiting), 1):
                 done.result()
-                tell(number)
+                notify(number)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -58,7 +63,7 @@ def train_small(wanted: Sequence[Need], runs: Path, tell: Callable[[int], None])
 
 def _train_one(need: Need, runs: Path) -> None:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors gain nothing from more, and the numbers repeat
+    torch.set_num_threads(1)  # more threads do not help with small tensors, and one gives the same numbers
     try:
         execution = Execution(device="cpu", observing=Observers(tuple(sorted(need.observe)), 2))
         train(need.recipe, name=need.name, seed=need.seed, out=need.folder(runs), execution=execution)
@@ -74,7 +79,11 @@ def make(
     out: Path,
     data_dir: Path | None = None,
 ) -> tuple[list[Path], Missing]:
-    """Draw a figure of what was run; return its files, none where nothing was, and the recipes and seeds that it lacks."""
+    """Draw a figure from the runs that there are.
+
+    Returns:
+        The paths of its files, none if there is no run, and the recipes and seeds that are missing.
+    """
     panels = drawing.drawable(setting)
     if drawing.images:
         return _make_images(name, panels, setting, runs, out, data_dir)
@@ -111,7 +120,7 @@ def _make_images(
     out: Path,
     data_dir: Path | None,
 ) -> tuple[list[Path], Missing]:
-    """Draw training images, natural and attacked through each loss, on the model of the first run of each panel."""
+    """Draw training images, natural and attacked with each loss, on the model of each panel's first run."""
     lacking, grid = Missing(), list[ImageRow]()
     rows: list[tuple[object, ...]] = [
         ("dataset", "image", "attack", "p_true", "l1_to_oracle", "cosine_to_oracle", "lowered")
@@ -119,10 +128,7 @@ def _make_images(
     headings = ("natural", "oracle", *(loss.upper() for loss in PAPER), "PLA")
     for panel in panels:
         recipe, seed = panel.curves[0].source.recipe(setting.defaults[panel.dataset]), setting.seeds[0]
-        like = (
-            with_derived_weights(recipe),
-            seed,
-        )  # however its weights were drawn: one run is shown, and no mean
+        like = with_derived_weights(recipe), seed  # however its weights were drawn: this is no mean
         found = [
             one
             for one in runs
@@ -152,7 +158,7 @@ def _make_images(
 def _attacked(
     model: torch.nn.Module, problem: Problem, budget: Budget, seed: int, title: str
 ) -> tuple[list[ImageRow], list[tuple[object, ...]]]:
-    """Return the rows of the grid and their numbers, for the images whose numbers onlookers keep one by one."""
+    """Return the rows of the grid and their numbers, for the images that are also observed one by one."""
     x, candidates, true = (part[:INSTANCES] for part in attack_sample(problem, seed))
     attack_losses = paper_attack_losses(model, x, candidates)
     quality = attack_qualities(model, x, attack_losses, true, budget, generator(x.device, seed, "images"))
@@ -200,6 +206,6 @@ def _attacked(
 
 
 def _note(setting: Setting, panels: Sequence[FigurePanel], text: str) -> str:
-    """Return the heading: what the data are, and how they were put together."""
+    """Return the heading of a figure: its data, and how they were combined."""
     datasets = " and ".join(dict.fromkeys(FIGURE_TITLES[panel.dataset] for panel in panels))
     return f"{setting.about or datasets}; {text}"

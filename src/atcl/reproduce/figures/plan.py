@@ -1,4 +1,4 @@
-"""Figures as data: panels of curves, the runs that each curve is read from, and the commands that make those which are missing."""
+"""Figures as data: panels of curves, the runs of each curve, and the commands that make missing runs."""
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the figures are drawn for: the paper's datasets, or small runs on the embedded digits."""
+    """The datasets and seeds of figures: those of the paper, or small runs on the embedded digits."""
 
-    defaults: Mapping[str, DatasetDefaults]  # by the dataset that the paper's figure names
+    defaults: Mapping[str, DatasetDefaults]  # by the dataset that the paper's figure shows
     seeds: tuple[int, ...]
     about: str = ""
 
@@ -35,7 +35,7 @@ class Setting:
 
 PAPER_SETTING = Setting(DEFAULTS, (1, 2, 3))
 
-# A perceptron and a short schedule: a run takes seconds, and direct training fails as on larger data.
+# A perceptron and few epochs: a run takes seconds, and direct training fails as on larger data.
 SMALL = replace(
     DEFAULTS["digits"],
     model="mlp",
@@ -55,7 +55,7 @@ DIGITS_SETTING = Setting({"kuzushiji": SMALL}, (1, 2, 3), "small runs on 8x8 dig
 
 @dataclass(frozen=True)
 class CurveSource:
-    """Which run a curve is read from: a method, and overrides that may depend on the task."""
+    """The run of a curve: a method, and overrides that may depend on the dataset's defaults."""
 
     method: str
     words: Callable[[DatasetDefaults], Words] = field(default=lambda task: ())
@@ -65,7 +65,7 @@ class CurveSource:
         return f"{task.dataset}/{self.method}"
 
     def recipe(self, task: DatasetDefaults) -> Recipe:
-        """Return the recipe on a task, with the overrides."""
+        """Return the recipe with these defaults and the overrides."""
         plain, words = METHODS[self.method](task), self.words(task)
         return _overridden(plain, words) if words else plain
 
@@ -76,25 +76,24 @@ class Curve:
 
     label: str
     source: CurveSource
-    key: str  # the number's name in the journal or in analysis.jsonl
-    style: Style | None = None  # by default that of the label
+    key: str  # name of the number in the journal or in analysis.jsonl
+    style: Style | None = None  # None: that of the label
     scale: float = 1.0
     part: int | None = None  # which element, where the number is a list
-    planned: Callable[[Recipe], Points] | None = None  # computed from the recipe: no run is needed
+    planned: Callable[[Recipe], Points] | None = None  # computes it from the recipe, without a run
 
     @property
     def look(self) -> Style:
-        """How it is drawn."""
+        """The style that it is drawn in."""
         return self.style or STYLES[self.label]
 
     def observations(self, recipe: Recipe) -> set[str]:
-        """Return what a run must observe to have this number for all epochs."""
+        """Return the names of the observations that a run needs for this number in all epochs."""
         head = self.key.partition(".")[0].partition("_")[0]
         if head == "test":
             rules = [recipe.rule(number) for number in range(len(recipe.stages))]
-            return (
-                set() if all(rule and rule.on == "test" for rule in rules) else {"test"}
-            )  # a rule that looks at the test set looks at all of it
+            # a rule that attacks the test set records the accuracy of each epoch
+            return set() if all(rule and rule.on == "test" for rule in rules) else {"test"}
         return {"gradient": {"gradients"}, "attack": {"attacks"}, "instance": {"attacks"}}.get(head, set())
 
 
@@ -107,9 +106,9 @@ class FigurePanel:
     curves: tuple[Curve, ...]
     dataset: str = "kuzushiji"
     log: bool = False
-    singles: bool = False  # also draw each seed
-    seeds: int | None = None  # how many seeds are asked for; by default all
-    least: float | None = None  # where the axis begins at zero, how far it reaches at least
+    singles: bool = False  # whether to draw each seed, too
+    seeds: int | None = None  # how many seeds there should be; None: all of the setting
+    least: float | None = None  # the axis reaches from zero to this number at least
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Drawing:
     about: str
     panels: Callable[[Setting], tuple[FigurePanel, ...]]
     columns: int = 3
-    images: bool = False  # a grid of images instead, made with the model of each panel's first run
+    images: bool = False  # whether it is a grid of images, made with the model of each panel's first run
 
     def drawable(self, setting: Setting) -> tuple[FigurePanel, ...]:
         """Return the panels whose dataset the setting has."""
@@ -128,7 +127,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Need:
-    """A run that figures ask for."""
+    """A run that figures need."""
 
     name: str
     recipe: Recipe
@@ -137,7 +136,12 @@ class Need:
     observe: frozenset[str]
 
     def command(self, runs: Path, taken: bool) -> str:
-        """Return the shell command that makes the run; `taken` says that its usual folder holds it without what must be observed."""
+        """Return the shell command that makes the run.
+
+        Args:
+            runs: the folder of all runs.
+            taken: whether the run's folder already has the run, without what must be observed.
+        """
         folder = self.folder(runs)
         out = folder.with_name(f"{folder.name}-observed") if taken else folder
         usual = out == Path("runs") / folder.relative_to(runs)
@@ -156,12 +160,12 @@ class Need:
         )
 
     def folder(self, runs: Path) -> Path:
-        """Return where the run usually lies."""
+        """Return the folder of the run."""
         return runs.joinpath(*folder_of(self.name, self.recipe), f"seed-{self.seed}")
 
 
 def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
-    """Return the runs that figures ask for, each once, with all that any of them wants observed."""
+    """Return the runs that figures need, each once, with all observations that any figure needs."""
     found: dict[tuple[Recipe, int], Need] = {}
     for panel in (panel for drawing in drawings for panel in drawing.drawable(setting)):
         task = setting.defaults[panel.dataset]
@@ -181,16 +185,15 @@ def needs(drawings: Iterable[Drawing], setting: Setting) -> list[Need]:
 def curve_of(
     curve: Curve, panel: FigurePanel, setting: Setting, runs: Sequence[Recorded]
 ) -> tuple[Mean | None, list[tuple[Recipe, int]]]:
-    """Return a curve over the seeds that were run, None where none was, and which recipes and seeds lack it."""
+    """Return a curve over the seeds that were run, if any, and the missing recipes and seeds."""
     recipe = curve.source.recipe(setting.defaults[panel.dataset])
     if curve.planned:
         return mean_of([curve.planned(recipe)]), []
     made, before = (
         _points(curve, panel, setting, runs, one) for one in (recipe, with_derived_weights(recipe))
     )
-    found, lacking = (
-        made if len(made[0]) >= len(before[0]) else before
-    )  # as the ledger does: never both in one curve
+    # runs of both kinds of initial weights are never mixed in a curve, as in the ledger
+    found, lacking = made if len(made[0]) >= len(before[0]) else before
     return (mean_of(found) if found else None), [(recipe, seed) for seed in lacking]
 
 

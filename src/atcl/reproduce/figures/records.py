@@ -1,13 +1,13 @@
-"""Runs as figures read them: what each epoch recorded, from folders of runs and from the ledger."""
+"""Runs as figures use them: what each epoch recorded, from folders of runs and from the ledger."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atcl.core import journal
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, Notify
 from atcl.core.files import read_json
 from atcl.core.settings import from_data
 from atcl.recipes.schema import KINDS, Recipe
@@ -18,16 +18,21 @@ Points = dict[int, float]  # epoch, counted through all stages -> value
 
 @dataclass(frozen=True)
 class Recorded:
-    """A finished run: its recipe, its seed, what its epochs recorded."""
+    """A finished run: its recipe, its seed, and what its epochs recorded."""
 
     recipe: Recipe
     seed: int
     folder: Path
     records: tuple[journal.Record, ...]  # of the journal
-    observed: tuple[journal.Record, ...]  # of the onlookers
+    observed: tuple[journal.Record, ...]  # of analysis.jsonl
 
     def points(self, key: str, part: int | None = None) -> Points:
-        """Return a recorded number by epoch, from whichever file holds it for more epochs; `part` picks from a list."""
+        """Return a recorded number by epoch, from the file that has it for more epochs.
+
+        Args:
+            key: its name in the file.
+            part: which element, where it is a list.
+        """
         found = [
             {self._epoch(one): _number(one[key], part) for one in file if one.get(key) is not None}
             for file in (self.records, self.observed)
@@ -44,7 +49,7 @@ class Mean:
 
     epochs: tuple[int, ...]
     means: tuple[float, ...]
-    errors: tuple[float, ...]  # standard errors: deviation with ddof 0 over the root of the number of seeds
+    errors: tuple[float, ...]  # standard errors
     singles: tuple[Points, ...]
 
     @property
@@ -57,12 +62,23 @@ def mean_of(singles: Sequence[Points]) -> Mean:
     """Return mean and standard error over seeds, at the epochs that all of them recorded."""
     epochs = sorted(set.intersection(*(set(one) for one in singles)))
     columns = [[one[epoch] for one in singles] for epoch in epochs]
-    errors = [statistics.pstdev(column) / len(column) ** 0.5 for column in columns]
+    errors = map(standard_error, columns)
     return Mean(tuple(epochs), tuple(map(statistics.fmean, columns)), tuple(errors), tuple(singles))
 
 
-def recorded_in(runs: Path, results: Path, notify: Callable[[str], None]) -> list[Recorded]:
-    """Return every finished run below a folder of runs, and every result of the ledger; what cannot be read is named and passed over."""
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard deviation (ddof = 0) over the root of the number of values."""
+    return float(statistics.pstdev(values) / len(values) ** 0.5)
+
+
+def recorded_in(runs: Path, results: Path, notify: Notify) -> list[Recorded]:
+    """Return every finished run in a folder of runs, and every result of the ledger.
+
+    Args:
+        runs: a folder of runs, which is searched.
+        results: the ledger.
+        notify: called with a line on each file that cannot be read and is left out.
+    """
     found = []
     for read, paths in (
         (_of_run, sorted(runs.rglob(layout.RECIPE))),
@@ -86,9 +102,9 @@ def _of_result(path: Path) -> Iterator[Recorded]:
         yield _recorded(read_json(path), path.parent)
 
 
-def _recorded(told: Any, folder: Path) -> Recorded:
+def _recorded(data: Any, folder: Path) -> Recorded:
     records, observed = (tuple(journal.read(folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS))
-    return Recorded(from_data(told["recipe"], KINDS), int(told["seed"]), folder, records, observed)
+    return Recorded(from_data(data["recipe"], KINDS), int(data["seed"]), folder, records, observed)
 
 
 def _number(value: Any, part: int | None) -> float:

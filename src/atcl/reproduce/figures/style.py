@@ -1,4 +1,7 @@
-"""One look for each method, the same in every figure: a colour, a dash and a marker, so that grey print and every eye can tell them apart."""
+"""The style of each method, the same in every figure.
+
+Colour, dash and marker differ, so that curves can be told apart in grey print and by colour-blind readers.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,11 +1,4 @@
-"""Where runs are carried out: on this machine, on a Ray cluster, on a SLURM cluster; `PLACES` names them."""
+"""Launchers, which make the runs of a table on this machine, on a Ray cluster, or on a SLURM cluster.
 
-from atcl.reproduce.launch.crews import Launcher, LaunchOptions, WorkerPool
-from atcl.reproduce.launch.on_local import Local
-from atcl.reproduce.launch.on_ray import Ray
-from atcl.reproduce.launch.on_slurm import Slurm
-from atcl.reproduce.launch.working import run_job
-
-LAUNCHERS: dict[str, Launcher] = {"local": Local(), "ray": Ray(), "slurm": Slurm()}
-
-__all__ = ["LAUNCHERS", "LaunchOptions", "Launcher", "Local", "Ray", "Slurm", "WorkerPool", "run_job"]
+`launchers.LAUNCHERS` names them, `options` holds their options, and `workers.run_jobs` gives jobs to workers.
+"""

@@ -19,8 +19,8 @@ from atcl.core.files import is_held
 from atcl.core.journal import Record
 from atcl.loggers.progress import EvaluationProgress, RunProgress, progress_bars
 from atcl.reproduce.launch.options import LaunchOptions
-from atcl.reproduce.launch.crews import WorkerPool, run_jobs
 from atcl.reproduce.launch.progress import JobsProgress
+from atcl.reproduce.launch.workers import WorkerPool, run_jobs
 from atcl.reproduce.launch.working import Died, Outcome, evaluate_job, outcome_of, train_job, work
 from atcl.reproduce.ledger import Job
 from atcl.runs import layout
@@ -37,21 +37,20 @@ class Local:
 
     @contextmanager
     def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
-        """Get hold of the cores, or of the GPU."""
+        """Prepare the CPU's cores, or the GPU."""
         target, cores = resolve(options.device), available_cores()
         strong = target.type == "cuda"
         workers = options.workers or (1 if strong else cores)
-        packs = strong and not options.workers
+        packing = strong and not options.workers
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             if workers == 1 or len(jobs) < 2:
                 with _threads(options.threads or torch.get_num_threads()):
-                    # attacks keep the GPU waiting for the host and the host for the GPU: processes that share it would wait for each other too
-                    run_jobs(
-                        jobs,
-                        SerialExecutor(console, len(jobs), packs_of(jobs) if packs and len(jobs) > 1 else []),
-                        JobsProgress(console, jobs),
-                    )
+                    # An attack makes GPU and host wait for each other: several processes on one GPU would
+                    # wait for one another, too.
+                    packs = packs_of(jobs) if packing and len(jobs) > 1 else []
+                    executor = SerialExecutor(console, len(jobs), packs)
+                    run_jobs(jobs, executor, JobsProgress(console, jobs))
                 return
             threads = options.threads or max(1, min(torch.get_num_threads(), cores // workers))
             with JobsProgress(console, jobs) as bar:
@@ -61,7 +60,7 @@ class Local:
 
 
 def train_packed(jobs: Sequence[Job], console: Console) -> None:
-    """Train the runs of jobs on one GPU, a few together."""
+    """Train the runs of jobs on one GPU, up to `PACK` together."""
     packs = deque(packs_of(jobs))
     while packs:
         pack = packs.popleft()
@@ -72,12 +71,10 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
                 train_together(specs, Execution(device=pack[0].device, data_dir=pack[0].data_dir), watchers)
         except torch.OutOfMemoryError:
             if len(pack) > 1:
-                console.print(
-                    f"{len(pack)} at once do not fit into the GPU's memory: half as many go on",
-                    highlight=False,
-                )
+                half = f"{len(pack)} at once do not fit into the GPU's memory: half as many go on"
+                console.print(half, highlight=False)
                 packs.extendleft(reversed([pack[: len(pack) // 2], pack[len(pack) // 2 :]]))
-        except Exception as error:  # each run is tried again alone, which tells what is to be told
+        except Exception as error:  # each run is tried again alone, where its error is reported
             odd = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             console.print(
                 str(error) if isinstance(error, AtclError) else odd,
@@ -90,19 +87,21 @@ def train_packed(jobs: Sequence[Job], console: Console) -> None:
 
 
 def packs_of(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return the jobs that are still to be trained, those of one dataset together, `PACK` at most."""
+    """Return the jobs that are not trained yet in groups of one dataset and at most `PACK`."""
     groups: dict[tuple[object, ...], list[Job]] = {}
     for job in dict.fromkeys(jobs):
-        if (
-            job.new and not (job.folder / layout.RESULT).exists() and not is_held(job.folder)
-        ):  # one held elsewhere would stop its whole pack
+        there = (job.folder / layout.RESULT).exists()
+        if job.new and not there and not is_held(job.folder):  # a held folder would stop the whole pack
             groups.setdefault((job.what.recipe.dataset, job.device, job.data_dir), []).append(job)
     return [group[first : first + PACK] for group in groups.values() for first in range(0, len(group), PACK)]
 
 
 @dataclass
 class SerialExecutor:
-    """Runs in this process, each with its own live progress; those of a pack are trained together when the first of them is due."""
+    """Runs jobs in this process, each with its own progress bars.
+
+    The jobs of a pack are trained together when the first of them is due.
+    """
 
     console: Console
     number: int
@@ -113,7 +112,7 @@ class SerialExecutor:
     ended: dict[int, Outcome] = field(default_factory=dict)
 
     def start(self, jobs: Sequence[Job]) -> list[int]:
-        """Note which job is next."""
+        """Note the jobs, which `wait` will do."""
         numbers = range(self.begun + 1, self.begun + len(jobs) + 1)
         self.noted.update(zip(numbers, jobs, strict=True))
         self.begun += len(jobs)
@@ -122,16 +121,16 @@ class SerialExecutor:
     def _carry_out(self, job: Job) -> None:
         with RunProgress(self.console) as live:
             done = train_job(job, live)
-        with EvaluationProgress(self.console) as judging:
-            evaluate_job(job, done, judging)
+        with EvaluationProgress(self.console) as watch:
+            evaluate_job(job, done, watch)
 
     def wait(self, tasks: Sequence[int], seconds: float) -> None:
-        """Carry the jobs out."""
+        """Do the jobs."""
         for task in tasks:
             job = self.noted.pop(task)
-            for pack in [
-                pack for pack in self.packs if job in pack
-            ]:  # what a stop leaves behind is whole rows, not models that no one measured
+            # The runs of a pack are evaluated right after their training: stopping leaves whole rows, and not
+            # models without results.
+            for pack in [pack for pack in self.packs if job in pack]:
                 self.packs.remove(pack)
                 train_packed(pack, self.console)
             self.console.print(
@@ -148,12 +147,12 @@ class SerialExecutor:
         return self.ended.pop(task)
 
     def stop(self, tasks: Sequence[int]) -> None:
-        """Stop nothing: what ends the wait has ended the run."""
+        """Do nothing: whatever ended `wait` has ended the job."""
 
 
 @dataclass
 class ProcessExecutor:
-    """Runs in processes of their own."""
+    """Runs jobs in processes of their own."""
 
     room: int
     threads: int
@@ -178,30 +177,33 @@ class ProcessExecutor:
         wait([process.sentinel for process in tasks], timeout=seconds)
 
     def outcome(self, task: SpawnProcess) -> Outcome | None:
-        """Return the last words of a process that has ended; they are heard before, since it cannot end while its pipe is full."""
-        ended = not task.is_alive()  # asked first: after that it says nothing more
-        if task not in self.heard and self._has_spoken(task):
-            self.heard[task] = self._last_words(task)
+        """Return the outcome of a process that has ended.
+
+        It is read before the end, since a process cannot end while its pipe is full.
+        """
+        ended = not task.is_alive()  # checked first: after that nothing more is sent
+        if task not in self.heard and self._has_sent(task):
+            self.heard[task] = self._received(task)
         if not ended:
             return None
         self.said.pop(task).close()
         return self.heard.pop(task, None) or Died(f"its process ended with code {task.exitcode}")
 
-    def _has_spoken(self, task: SpawnProcess) -> bool:
+    def _has_sent(self, task: SpawnProcess) -> bool:
         try:
             return self.said[task].poll()
-        except BrokenPipeError:  # Windows: it was killed before it spoke
+        except BrokenPipeError:  # Windows: it was killed before it sent anything
             return False
 
-    def _last_words(self, task: SpawnProcess) -> Outcome | None:
+    def _received(self, task: SpawnProcess) -> Outcome | None:
         try:
-            told: Outcome = self.said[task].recv()
-        except (EOFError, OSError):  # killed before it spoke, or while it did
+            outcome: Outcome = self.said[task].recv()
+        except (EOFError, OSError):  # killed before or while it sent
             return None
-        return told
+        return outcome
 
     def stop(self, tasks: Sequence[SpawnProcess]) -> None:
-        """End the processes, and wait until they hold no folder any more."""
+        """Stop the processes, and wait until they have released their folders."""
         for process in tasks:
             process.terminate()
         for process in tasks:
@@ -209,18 +211,18 @@ class ProcessExecutor:
 
 
 class ParentWatcher(Watcher):
-    """Lets no process outlive the one that started it: the run would hold its folder."""
+    """Ends a process whose parent has ended, so that it does not keep its run's folder."""
 
     def epoch(self, record: Record) -> None:
-        """End the process where its parent is gone; the checkpoint is written on the way out."""
+        """End the process if its parent is gone; the checkpoint is written on the way out."""
         parent = multiprocessing.parent_process()
         if parent is not None and not parent.is_alive():
             raise SystemExit(1)
 
 
-def _work(job: Job, threads: int, tell: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what there is to say
-    tell.send(work(job, threads, ParentWatcher()))
+def _work(job: Job, threads: int, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent reports a Ctrl-C
+    pipe.send(work(job, threads, ParentWatcher()))
 
 
 @contextmanager

@@ -11,36 +11,34 @@ from rich.console import Console
 
 from atcl.core.device import resolve
 from atcl.core.errors import AtclError
-from atcl.reproduce.launch.crews import (
-    LaunchOptions,
+from atcl.reproduce.launch.options import LaunchOptions, RayOptions
+from atcl.reproduce.launch.progress import JobsProgress
+from atcl.reproduce.launch.workers import (
     WorkerPool,
     portable_job,
     remote_device,
     remote_hardware,
     run_jobs,
 )
-from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
 
 ANY = 10_000  # jobs that Ray may queue
-PATIENCE = 10  # seconds for an answer from the cluster's head
-SETTINGS = b"\4"  # the kind of the first frame of HTTP/2, which Ray speaks; its length stands before it, and nothing here follows
+TIMEOUT = 10  # seconds for an answer from the cluster's head
+# the type of the first HTTP/2 frame, which Ray sends; a length precedes it, and here nothing follows
+SETTINGS = b"\4"
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0" * 5
 
 
 @dataclass(frozen=True)
-class Ray:
-    """A Ray cluster (--on ray)."""
-
-    address: str = ""
-    """of the head, such as 10.0.0.1:6379, or local for a new one here; by default $RAY_ADDRESS, else one that runs on this machine, else local"""
+class Ray(RayOptions):
+    """Runs on the machines of a Ray cluster."""
 
     @contextmanager
     def open(self, options: LaunchOptions) -> Iterator[WorkerPool]:
-        """Join the cluster, or start one on this machine, which ends with the command."""
+        """Join the cluster, or start one on this machine that ends with the command."""
         ray = _imported()
-        remote_device(options.device, "cpu")  # a wrong one is refused before anything is started
+        remote_device(options.device, "cpu")  # refuses a wrong one before anything is started
         if joined := not ray.is_initialized():
             _join(ray, self.address)
         try:
@@ -51,7 +49,7 @@ class Ray:
             strong, threads = device == "cuda", options.threads or 1
             fits = room_for(nodes, threads, strong)
             if strong and not fits and len(nodes) == 1:
-                resolve(device)  # a machine alone will get no GPU
+                resolve(device)  # refuses: a single machine without a GPU will not get one
             workers = (
                 min(options.workers, fits) if options.workers and fits else options.workers or max(fits, 1)
             )
@@ -59,7 +57,8 @@ class Ray:
             def fill(jobs: Sequence[Job], console: Console) -> None:
                 nodes = len([node for node in ray.nodes() if node["Alive"]])
                 console.print(
-                    f"{len(jobs)} runs, {workers} at a time, on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}",
+                    f"{len(jobs)} runs, {workers} at a time, "
+                    f"on a Ray cluster of {nodes} machine{'s' * (nodes > 1)}",
                     highlight=False,
                 )
                 if not fits:
@@ -82,7 +81,7 @@ class Ray:
 
 
 def room_for(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -> int:
-    """Return how many runs fit on machines at a time; none is spread over two, so what they have in sum says nothing."""
+    """Return how many runs fit on the machines at a time; a run uses one machine."""
     each = (
         min(int(node.get("CPU", 0)) // threads, int(node.get("GPU", 0)) if strong else ANY) for node in nodes
     )
@@ -90,11 +89,11 @@ def room_for(nodes: Sequence[Mapping[str, float]], threads: int, strong: bool) -
 
 
 class RayExecutor:
-    """Runs as tasks of Ray, which finds each a machine with a free GPU, or with as many free CPUs as it has threads."""
+    """Runs jobs as tasks of Ray, which finds a machine with a free GPU, or enough free CPUs, for each."""
 
     def __init__(self, ray: Any, room: int, threads: int, strong: bool) -> None:
         self.ray, self.room, self.threads = ray, room, threads
-        # a process for each run, as elsewhere; who dies is told of here, so that it is counted and seen
+        # a process for each run, as elsewhere; `run_jobs` counts and reports deaths, and Ray does not retry
         self.work = ray.remote(num_cpus=threads, num_gpus=int(strong), max_calls=1, max_retries=0)(work)
 
     def start(self, jobs: Sequence[Job]) -> list[Any]:
@@ -115,17 +114,15 @@ class RayExecutor:
             self.ray.exceptions.OutOfMemoryError,
         )
         try:
-            told: Outcome = self.ray.get(task)
+            outcome: Outcome = self.ray.get(task)
         except dead as error:
             return Died(f"its worker died ({type(error).__name__})")
-        except (
-            self.ray.exceptions.RayError
-        ) as error:  # the worker could not even begin: another version, no such package
+        except self.ray.exceptions.RayError as error:  # it did not start: another version, a missing package
             return Failed(f"Ray could not run it: {str(error).strip().splitlines()[-1]}")
-        return told
+        return outcome
 
     def stop(self, tasks: Sequence[Any]) -> None:
-        """End the tasks, those that run and those that wait."""
+        """Stop the tasks, running and waiting."""
         for task in tasks:
             self.ray.cancel(task, force=True)
 
@@ -140,9 +137,9 @@ def _imported() -> Any:
 
 
 def _join(ray: Any, address: str) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells no one of it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here sends no statistics
     try:
-        _knock(address or os.environ.get("RAY_ADDRESS", ""))
+        _check_address(address or os.environ.get("RAY_ADDRESS", ""))
         ray.init(address=address or None, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         where = address or os.environ.get("RAY_ADDRESS") or "this machine"
@@ -150,21 +147,17 @@ def _join(ray: Any, address: str) -> None:
         hint = (
             "" if "RAY_AUTH_MODE" in os.environ else " (one that asks for a token needs RAY_AUTH_MODE=token)"
         )
-        raise AtclError(
-            f"no Ray cluster at {where}: {said}{hint}; give another --ray.address, or `local` to start one here"
-        ) from None
+        advice = "give another --ray.address, or `local` to start one here"
+        raise AtclError(f"no Ray cluster at {where}: {said}{hint}; {advice}") from None
 
 
-def _knock(address: str) -> None:
-    """Raise where no one answers at an address, or none who speaks as Ray does: Ray itself would try for minutes, and print all the while."""
+def _check_address(address: str) -> None:
+    """Raise if nothing answers at an address as Ray does; Ray itself would try for minutes, and print."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE) as line:
-        if os.environ.get("RAY_USE_TLS", "0") not in (
-            "",
-            "0",
-        ):  # it would take a certificate to be understood
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT) as line:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):  # without a certificate there is no answer
             return
         line.sendall(HELLO)
         if line.recv(9)[3:4] != SETTINGS:

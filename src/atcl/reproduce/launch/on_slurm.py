@@ -14,20 +14,20 @@ from rich.console import Console
 
 from atcl.core.device import available_cores, resolve
 from atcl.core.errors import AtclError, pick
-from atcl.reproduce.launch.crews import (
+from atcl.reproduce.launch.options import LaunchOptions, SlurmOptions
+from atcl.reproduce.launch.progress import JobsProgress
+from atcl.reproduce.launch.workers import (
     WorkerPool,
     portable_job,
     remote_device,
     remote_hardware,
     run_jobs,
 )
-from atcl.reproduce.launch.options import LaunchOptions, RayOptions, SlurmOptions
-from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Failed, Outcome, work
 from atcl.reproduce.ledger import Job
 
-ARRAY = 1000  # jobs of an array: SLURM's own limit, unless its administrator has set another
-TIMEOUTS = 100  # times that a run may reach its time limit and go on
+ARRAY_LIMIT = 1000  # jobs of an array: SLURM's own limit, unless its administrator has set another
+TIMEOUTS = 100  # times that a run may reach its time limit and be continued
 EXECUTORS = {"slurm": "the cluster", "local": "processes of this machine, to try things out"}
 
 
@@ -46,13 +46,12 @@ class Slurm(SlurmOptions):
         device = remote_device(options.device, resolve("auto").type if here else "cuda")
         threads = options.threads or 1
         fits = 1 if device == "cuda" else max(1, available_cores() // threads)
-        room = options.workers or (
-            fits if here else ARRAY
-        )  # no more are queued: a run that goes on is an array of its own, with its own limit
+        # No more are queued at a time: a run that is continued becomes an array of its own, with a limit of
+        # its own.
+        room = options.workers or (fits if here else ARRAY_LIMIT)
         if not (here or options.dry) and shutil.which("srun") is None:
-            raise AtclError(
-                "there is no SLURM on this machine (no srun): run this where sbatch works, or give --slurm.executor local"
-            )
+            missing = "there is no SLURM on this machine (no srun)"
+            raise AtclError(f"{missing}: run this where sbatch works, or give --slurm.executor local")
 
         def fill(jobs: Sequence[Job], console: Console) -> None:
             executor = self._executor(submitit, device, threads, options)
@@ -94,7 +93,7 @@ class Slurm(SlurmOptions):
                 slurm_constraint=self.constraint,
                 slurm_gres=self.gres,
                 slurm_setup=list(self.setup) or None,
-                slurm_array_parallelism=options.workers or ARRAY,
+                slurm_array_parallelism=options.workers or ARRAY_LIMIT,
                 slurm_additional_parameters=more or None,
                 slurm_srun_args=[f"--cpus-per-task={cpus}"],  # which srun no longer takes over from sbatch
             )
@@ -114,11 +113,9 @@ class SlurmExecutor:
     here: bool  # whether the jobs are processes of this machine
 
     def start(self, jobs: Sequence[Job]) -> list[Any]:
-        """Queue jobs as one array."""
+        """Queue the jobs as one array."""
         try:
-            with (
-                nullcontext() if self.here else _sheltered()
-            ):  # a process of this machine is to be ended by the same signal
+            with nullcontext() if self.here else _sheltered():  # local processes must receive the signal
                 tasks: list[Any] = self.executor.map_array(Resumed(), jobs, [self.threads] * len(jobs))
         except (
             self.submitit.core.utils.FailedJobError,
@@ -126,11 +123,11 @@ class SlurmExecutor:
         ) as error:
             raise AtclError(f"SLURM did not take the jobs: {' '.join(str(error).split())}") from None
         for task in tasks if self.here else []:
-            task._results_timeout_s = 0  # what a process of this machine has not written, it will not write
+            task._results_timeout_s = 0  # a local process has written its result, or never will
         return tasks
 
     def wait(self, tasks: Sequence[Any], seconds: float) -> None:
-        """Wait a while: SLURM does not call back."""
+        """Wait so many seconds, since SLURM sends no notice."""
         time.sleep(seconds)
 
     def outcome(self, task: Any) -> Outcome | None:
@@ -138,23 +135,22 @@ class SlurmExecutor:
         if not task.done():
             return None
         if cancelled := task.get_info(mode="cache").get("State", "").startswith("CANCELLED"):
-            task._results_timeout_s = 0  # what it has not written, it will not write
+            task._results_timeout_s = 0  # no result will be written any more
         try:
-            told: Outcome = task.result()
+            outcome: Outcome = task.result()
         except self.submitit.core.utils.FailedJobError as error:
             return Failed(f"its job {task.job_id} failed; see {task.paths.stderr}", str(error))
         except self.submitit.core.utils.UncompletedJobError:
             if cancelled:
                 return Cancelled(f"its job {task.job_id} was cancelled")
             return Died(f"its job {task.job_id} ended without a result ({task.state})")
-        return told
+        return outcome
 
     def stop(self, tasks: Sequence[Any]) -> None:
-        """Cancel the jobs, those that run and those that wait; processes of this machine are waited for."""
+        """Cancel the jobs, running and waiting; wait for processes of this machine."""
         if tasks and not self.here:
-            subprocess.call(
-                ["scancel", *(task.job_id for task in tasks)]
-            )  # once: each call waits for the controller
+            # one call, since each waits for the controller
+            subprocess.call(["scancel", *(task.job_id for task in tasks)])
             return
         for task in tasks:
             task.cancel(check=False)
@@ -164,8 +160,8 @@ class SlurmExecutor:
 
 @contextmanager
 def _sheltered() -> Iterator[None]:
-    """Keep a Ctrl-C from the commands that are run: an sbatch that it ends may have queued jobs that no one knows of."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which they inherit
+    """Keep Ctrl-C from commands that are started: an interrupted sbatch may have queued unknown jobs."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the commands inherit it
     try:
         yield
     finally:
@@ -173,14 +169,17 @@ def _sheltered() -> Iterator[None]:
 
 
 class Resumed:
-    """A job that submitit may interrupt before its time limit, or where others go first: it is queued again, and goes on from its checkpoint."""
+    """A job that submitit may interrupt at its time limit or for other jobs.
+
+    It is queued again, and continues from its checkpoint.
+    """
 
     def __call__(self, job: Job, threads: int) -> Outcome:
-        """Carry the job out."""
+        """Do the job."""
         return work(job, threads)
 
     def checkpoint(self, job: Job, threads: int) -> Any:
-        """Return what is queued again; the run's own checkpoint is written."""
+        """Return what is queued again; the run has written its own checkpoint."""
         return _imported().helpers.DelayedSubmission(self, job, threads)
 
 

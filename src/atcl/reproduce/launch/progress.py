@@ -1,4 +1,4 @@
-"""Several runs at once in one progress bar, read from their journals."""
+"""One progress bar for several runs, read from their journals."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from atcl.runs import layout
 
 
 class JobsProgress(ProgressBar):
-    """Several runs at once, read from their journals: how much of all is done, and how long the rest will take."""
+    """A progress bar that shows how much of several runs is done, and how long the rest will take."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self.console = console
@@ -30,7 +30,7 @@ class JobsProgress(ProgressBar):
         self.began, self.before, self.done = time.perf_counter(), self.paid(), 0
 
     def paid(self) -> int:
-        """Return the price of all epochs that are done."""
+        """Return the cost of all epochs that are done, in passes through the network."""
         done = {folder: read(folder / layout.JOURNAL) for folder in self.prices}
         return sum(
             self.prices[folder].get((one["stage"], one["epoch"]), 0)
@@ -39,20 +39,20 @@ class JobsProgress(ProgressBar):
         )
 
     def left(self, paid: int) -> str:
-        """Return how long the rest will take, where that can be told."""
+        """Return how long the rest will take, where there is something to estimate it from."""
         left = (time.perf_counter() - self.began) / max(paid - self.before, 1) * (self.total - paid)
         return f"{clock(left)} left" if self.before < paid < self.total else ""
 
     def look(self) -> None:
-        """Bring the bar up to date."""
+        """Update the bar."""
         if self.console.is_terminal:
             paid = self.paid()
             self.bar.update(self.task, completed=paid, left=self.left(paid))
 
     def notify(self, text: str) -> None:
-        """Print a line above the bar: one more is done."""
+        """Count one more run as done, and print a line above the bar."""
         self.done += 1
-        left = "" if self.console.is_terminal else self.left(self.paid())  # the bar tells it
+        left = "" if self.console.is_terminal else self.left(self.paid())  # on a terminal the bar shows it
         self.note(f"{text} ({self.done} of {len(self.prices)}{left and f', {left}'})")
 
     def note(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does with a job, in whatever process of whatever machine, and what it says in the end."""
+"""What a worker does with a job, in any process of any machine, and the outcome that it returns."""
 
 import time
 import traceback
@@ -26,46 +26,44 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run cannot be made: trying again would not help."""
+    """The run cannot be made; trying again would not help."""
 
     why: str
-    trace: str = ""  # of what is no mistake of the user's
+    trace: str = ""  # the traceback of an error that is not the user's
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Another process has the run's folder."""
+    """Another process uses the run's folder."""
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Someone took the job away on purpose: its run is left as it is, whatever the others do."""
+    """Someone cancelled the job; its run is left as it is."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Died:
-    """The worker ended without a word: another can go on."""
+    """The worker ended without an outcome; another one can continue the run."""
 
     why: str
 
 
 Outcome = Done | Failed | Taken | Cancelled | Died
 
-WHY, TRACE = (
-    8_000,
-    24_000,
-)  # bytes of an error that are told: all fits into a pipe of 64 KiB that no one reads yet
+# bytes of an error that are kept: together they fit into a pipe of 64 KiB that no one reads yet
+WHY, TRACE = 8_000, 24_000
 
 
 def run_job(job: Job, watcher: Watcher | None = None) -> None:
-    """Train and measure a run, or go on with one that was stopped, and put it into the ledger."""
+    """Train and evaluate a run, or continue one that was stopped, and put it into the ledger."""
     evaluate_job(job, train_job(job, watcher))
 
 
 def train_job(job: Job, watcher: Watcher | None = None) -> Run:
-    """Return the run of a job, trained to its end."""
+    """Train the run of a job to its end, and return it."""
     what = job.what
     execution = Execution(device=job.device, data_dir=job.data_dir)
     return train(
@@ -74,22 +72,26 @@ def train_job(job: Job, watcher: Watcher | None = None) -> Run:
 
 
 def evaluate_job(job: Job, done: Run, watch: Watch | None = None) -> None:
-    """Measure a trained run by what its job asks for, and put it into the ledger."""
-    done.evaluate(
-        job.attacks, device=job.device, data_dir=job.data_dir, watch=watch
-    )  # it also looks for signs of false robustness
+    """Evaluate a trained run with the attacks of its job, and put it into the ledger.
+
+    It is also checked for signs of false robustness.
+    """
+    done.evaluate(job.attacks, device=job.device, data_dir=job.data_dir, watch=watch)
     store(done, job.path)
 
 
 def work(job: Job, threads: int, watcher: Watcher | None = None) -> Outcome:
-    """Carry a job out in a process of its own; whatever happens is told as data, since an exception may not survive the way back."""
-    torch.set_num_threads(threads)  # numbers on a CPU follow from the seed and from this
-    # it may have waited long, and another machine may have made it
+    """Do a job in a process of its own.
+
+    Every error becomes an outcome, since an exception may not survive the way between processes.
+    """
+    torch.set_num_threads(threads)  # numbers on a CPU depend on the seed and on this
+    # the job may have waited so long that another machine has done it
     return outcome_of(lambda: run_job(job, watcher) if job.lacks else None)
 
 
 def outcome_of(carry: Callable[[], None]) -> Outcome:
-    """Carry something out, and tell whatever happens as data."""
+    """Call a function, and return its outcome, whatever happens."""
     began = time.perf_counter()
     try:
         carry()
@@ -108,10 +110,10 @@ def outcome_of(carry: Callable[[], None]) -> Outcome:
 
 
 def _begin(text: str, size: int) -> str:
-    """Return as much of the beginning of a text as so many bytes hold."""
+    """Return the beginning of a text, as much as so many bytes hold."""
     return text.encode(errors="replace")[:size].decode(errors="ignore")
 
 
 def _end(text: str, size: int) -> str:
-    """Return as much of the end of a text as so many bytes hold."""
+    """Return the end of a text, as much as so many bytes hold."""
     return text.encode(errors="replace")[-size:].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""What all places share: the terms of a crew, and `spread`, which hands jobs out until all are done."""
+"""What all launchers share: a pool of workers, and `run_jobs`, which gives them jobs until all are done."""
 
 import os
 import signal
@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
@@ -21,88 +20,89 @@ from atcl.core.files import is_held
 from atcl.core.journal import read
 from atcl.datasets.sources import data_folder
 from atcl.loggers.progress import clock
+from atcl.reproduce.launch.options import LaunchOptions
 from atcl.reproduce.launch.progress import JobsProgress
 from atcl.reproduce.launch.working import Cancelled, Died, Done, Failed, Outcome, Taken
 from atcl.reproduce.ledger import Job
 from atcl.runs import layout
 
-RETRIES = 2  # times that a run goes on after its worker died
-PAUSE = 1.0  # seconds between two looks at what is running
-LATE = 60.0  # seconds that a file of another machine may take to be seen here
+RETRIES = 2  # times that a run is continued after its worker died
+PAUSE = 1.0  # seconds between two checks of the running jobs
+LATE = 60.0  # seconds that a file written on another machine may take to appear here
 
 _T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
-    """What is asked of any place."""
-
-    device: str = "auto"
-    workers: int = 0  # runs at a time; 0: as many as the place has room for
-    threads: int = 0  # of the CPU for each run; 0: what the place thinks right
-    runs: Path = Path("runs")
-    dry: bool = False  # whether nothing will be carried out: what only that takes need not be there
-
-    def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise AtclError(f"at least one run goes at a time, not {self.workers}")
-        if self.threads < 0:
-            raise AtclError(f"a run takes at least one thread, not {self.threads}")
-
-
-@dataclass(frozen=True)
 class WorkerPool:
-    """Workers that are ready to take jobs."""
+    """Workers that can do jobs.
 
-    device: str  # what each is told to use
-    strong: bool  # whether that is a GPU
-    hardware: str | None  # its name as results tell it; None where it cannot be known from here
-    workers: int  # runs at a time
-    fill: Callable[[Sequence[Job], Console], None]  # carries jobs out
+    Args:
+        device: the device that each worker uses.
+        strong: whether that is a GPU.
+        hardware: its name as in results; None where this machine cannot know it.
+        workers: runs at a time.
+        fill: does jobs, and puts their results into the ledger.
+    """
+
+    device: str
+    strong: bool
+    hardware: str | None
+    workers: int
+    fill: Callable[[Sequence[Job], Console], None]
 
 
 class Launcher(Protocol):
-    """Somewhere that runs can be carried out; its fields are its own options."""
+    """A way to run jobs somewhere; its fields are its own options."""
 
     def open(self, options: LaunchOptions) -> AbstractContextManager[WorkerPool]:
-        """Get hold of a crew, for a while."""
+        """Prepare the workers, and release them at the end of the block."""
 
 
 class Executor(Protocol[_T]):
     """How `spread` deals with the workers of a place."""
 
-    room: int  # jobs that it takes at a time
+    room: int  # jobs at a time
 
     def start(self, jobs: Sequence[Job]) -> list[_T]:
-        """Hand jobs out, at once: a Ctrl-C is put off meanwhile."""
+        """Start jobs, and return at once, since Ctrl-C is delayed meanwhile."""
 
     def wait(self, tasks: Sequence[_T], seconds: float) -> None:
-        """Return when one of them ends, or after a while."""
+        """Wait until one of the tasks ends, or so many seconds."""
 
     def outcome(self, task: _T) -> Outcome | None:
-        """Return how one ended; None while it goes on."""
+        """Return the outcome of a task; None while it runs."""
 
     def stop(self, tasks: Sequence[_T]) -> None:
-        """End them."""
+        """Stop the tasks."""
 
 
 def run_jobs(jobs: Sequence[Job], executor: Executor[_T], bar: JobsProgress) -> None:
-    """Carry all jobs out, each once, and tell of each.
+    """Do all jobs, each once, and report each in the progress bar.
 
-    A worker that dies loses nothing but time: its run goes on in another, `RETRIES` times at most. An error before anything is trained ends all,
-    as it would end the others; a later one, or someone who cancels a job, ends its own run, and is raised when the others are done.
+    If a worker dies, another one continues its run, up to `RETRIES` times. An error before anything is
+    trained stops all jobs, since the others would meet it too. A later error, or a cancelled job, ends that
+    run alone, and is raised when the other jobs are done.
+
+    Args:
+        jobs: what to do; a job that is given twice is done once.
+        executor: starts and watches the jobs.
+        bar: shows how much is done.
+
+    Raises:
+        AtclError: a run could not be made.
     """
     waiting, aside, running = deque(dict.fromkeys(jobs)), list[Job](), dict[_T, Job]()
     deaths, errors = Counter[Job](), list[str]()
-    looked = time.perf_counter()
+    checked = time.perf_counter()
     try:
         while waiting or aside or running:
-            if aside and time.perf_counter() - looked > 5 * PAUSE:
-                looked, free = time.perf_counter(), [job for job in aside if not is_held(job.folder)]
+            if aside and time.perf_counter() - checked > 5 * PAUSE:
+                checked, free = time.perf_counter(), [job for job in aside if not is_held(job.folder)]
                 waiting.extend(free)
                 aside = [job for job in aside if job not in free]
             if ready := _next(waiting, executor.room - len(running), bar):
-                with interrupts_delayed():  # what is handed out and not yet noted would not be stopped
+                with interrupts_delayed():  # a job that is started and not noted would never be stopped
                     running.update(zip(executor.start(ready), ready, strict=True))
             if running:
                 executor.wait(list(running), PAUSE)
@@ -122,14 +122,12 @@ def run_jobs(jobs: Sequence[Job], executor: Executor[_T], bar: JobsProgress) -> 
                     case Died(why):
                         deaths[running[task]] += 1
                         if (tries := deaths[running[task]]) <= RETRIES:
-                            bar.note(
-                                f"{running[task]}: {why}; it goes on where it was ({tries} of {RETRIES} times)"
-                            )
+                            times = f"{tries} of {RETRIES} times"
+                            bar.note(f"{running[task]}: {why}; it goes on where it was ({times})")
                             waiting.append(running[task])
                         else:
-                            errors.append(
-                                f"{running[task]}: {why}, {tries} times; the same command goes on where it was"
-                            )
+                            times = f"{tries} times; the same command goes on where it was"
+                            errors.append(f"{running[task]}: {why}, {times}")
                             bar.note(errors[-1])
                     case Cancelled(why):
                         errors.append(f"{running[task]}: {why}")
@@ -151,8 +149,11 @@ def run_jobs(jobs: Sequence[Job], executor: Executor[_T], bar: JobsProgress) -> 
 
 @contextmanager
 def interrupts_delayed() -> Iterator[None]:
-    """Put a Ctrl-C off until the block is done; a handler does it, since a blocked signal would reach another thread."""
-    if threading.current_thread() is not threading.main_thread():  # no other is ever interrupted
+    """Delay Ctrl-C until the end of the block.
+
+    A signal handler does it, since a blocked signal would reach another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other thread is interrupted
         yield
         return
     pressed: list[int] = []
@@ -160,13 +161,14 @@ def interrupts_delayed() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)  # SIG_DFL where it is no handler of Python's
+        # `before` is None if no handler of Python's was set
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
         if pressed:
             signal.raise_signal(signal.SIGINT)
 
 
 def _next(waiting: deque[Job], room: int, bar: JobsProgress) -> list[Job]:
-    """Take as many jobs as there is room for, leaving out what another machine has done meanwhile."""
+    """Return the next jobs, as many as there is room for, without those that another machine has done."""
     ready: list[Job] = []
     while waiting and len(ready) < room:
         job = waiting.popleft()
@@ -178,20 +180,21 @@ def _next(waiting: deque[Job], room: int, bar: JobsProgress) -> list[Job]:
 
 
 def _await(job: Job) -> None:
-    """Wait until a result that was written elsewhere is seen here: a network file system may be late."""
+    """Wait until a result that was written elsewhere appears here: a network file system may be late."""
     end = time.perf_counter() + LATE
     while job.lacks:
         if time.perf_counter() > end:
             raise AtclError(
-                f"{job} is done, but {job.path} is not here: results and runs must lie in folders that all machines share"
+                f"{job} is done, but {job.path} is not here: "
+                "results and runs must lie in folders that all machines share"
             )
         if job.path.parent.is_dir():
-            os.listdir(job.path.parent)  # asks the server anew
+            os.listdir(job.path.parent)  # makes the file system ask its server again
         time.sleep(0.1)
 
 
 def portable_job(job: Job, device: str) -> Job:
-    """Return the job as any machine with the same files understands it."""
+    """Return a job with absolute paths, which any machine with the same files can do."""
     named = job.data_dir or os.environ.get("ATCL_DATA")
     data_dir = data_folder(job.data_dir).absolute() if named else None
     return replace(
@@ -200,14 +203,18 @@ def portable_job(job: Job, device: str) -> Job:
 
 
 def remote_device(device: str, otherwise: str) -> str:
-    """Return what workers of a cluster are told to use, which this machine need not have: cpu or cuda."""
+    """Return the device of a cluster's workers, cpu or cuda, which this machine need not have.
+
+    Raises:
+        AtclError: the device is another one, such as cuda:1.
+    """
     if device not in ("auto", "cpu", "cuda"):
         raise AtclError(f"a cluster picks the GPU itself: give --device cuda, cpu or auto, not {device}")
     return otherwise if device == "auto" else device
 
 
 def remote_hardware(device: str) -> str | None:
-    """Return the name of such a device of this machine, for want of a better guess; None where it has none."""
+    """Return the name of this machine's device as a guess of a cluster's; None if it has none."""
     return (
         str(hardware(torch.device(device))["device"])
         if device == "cpu" or torch.cuda.is_available()
