@@ -5,7 +5,7 @@ import torch
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, as tests send it, also where whoever started them ignores it, as a shell does in the background."""
+    """Receive Ctrl-C, which tests send, also where a shell in the background made it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)  # before the first test as well, in fixtures of whole modules
 
@@ -18,7 +18,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test asks the network for a dataset."""
+    """No test downloads a dataset."""
     monkeypatch.setenv("ATCL_OFFLINE", "1")
 
 

@@ -1,4 +1,4 @@
-"""Train a short run of each method at two commits, on this machine, and compare what they wrote: a change of form must change no number.
+"""Train a short run of each method at two commits, on one machine: a refactoring must change no number.
 
 python tests/same_journals.py OLD [NEW]      # two commits; by default the working tree is compared with OLD
 """
@@ -15,25 +15,29 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-# Runs in a process of its own, with the source of one commit. Through the command line alone: what lies behind it may have moved.
+# Runs in a process of its own, with the source of one commit, and uses the command line alone:
+# what lies behind it may have moved.
 TRAIN = """
 import contextlib, io, re, sys
 from atcl.cli import main
 
-def said(*words):
+def printed(*words):
     with contextlib.redirect_stdout(io.StringIO()) as text:
         assert main(words) == 0, words
     return text.getvalue()
 
 out, part, parts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-names = [line.split()[0] for line in said("list", "recipes").splitlines() if line.startswith("digits/")]
+names = [line.split()[0] for line in printed("list", "recipes").splitlines() if line.startswith("digits/")]
 for name in names[part::parts]:
     # four epochs a stage, in which the schedules run their whole course
     short = {"epochs": 4, "after": 1, "over": 2, "first": 1, "last": 2}
-    given = re.findall(r"^--(stages[.]\\d+[.][\\w.-]*?)(epochs|after|over|first|last) (\\d+)$", said("show", name), re.M)
-    changes = [word for prefix, key, value in given if int(value) > short[key] for word in (f"--{prefix}{key}", str(short[key]))]
-    observed = [] if name.endswith("trades") else ["--observe", "gradients", "attacks", "--observe-every", "2"]
-    words = ["train", name, *changes, "--out", f"{out}/{name.replace('/', '-')}", "--device", "cpu", "--no-report", *observed]
+    option = r"^--(stages[.]\\d+[.][\\w.-]*?)(epochs|after|over|first|last) (\\d+)$"
+    words = ["train", name, "--out", f"{out}/{name.replace('/', '-')}", "--device", "cpu", "--no-report"]
+    for prefix, key, value in re.findall(option, printed("show", name), re.M):
+        if int(value) > short[key]:
+            words += [f"--{prefix}{key}", str(short[key])]
+    if not name.endswith("trades"):
+        words += ["--observe", "gradients", "attacks", "--observe-every", "2"]
     print(name, flush=True)
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(words) == 0, words
@@ -41,13 +45,12 @@ for name in names[part::parts]:
 
 
 def train(source: Path, out: Path, processes: int) -> None:
-    """Train each method of digits by the package in a folder of sources, some in each of several processes."""
+    """Train each method of digits with the package in a folder of sources, in several processes."""
 
     def start(part: int) -> None:
         words = [sys.executable, "-W", "ignore", "-c", TRAIN, str(out), str(part), str(processes)]
-        subprocess.run(
-            words, check=True, cwd=out, env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-        )
+        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        subprocess.run(words, check=True, cwd=out, env=environment)
 
     out.mkdir()
     with ThreadPoolExecutor(processes) as pool:
@@ -65,7 +68,8 @@ def numbers(folder: Path) -> dict[str, Any]:
         for name in ("journal.jsonl", "analysis.jsonl")
         if (folder / name).exists()
     }
-    kept = ("name", "digest", "seed", "selection", "metrics", "held", "data", "model", "recipe")
+    # the digest stands for the recipe, to which later versions add settings at their defaults
+    kept = ("name", "digest", "seed", "selection", "metrics", "held", "data", "model")
     last = result["last_epoch"]["metrics"]
     return {**lines, **{key: result[key] for key in kept}, "last_epoch": last}
 
@@ -76,9 +80,8 @@ def _timeless(record: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Compare two commits; exit code 1 where they differ."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("old")
     parser.add_argument("new", nargs="?")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -88,9 +91,8 @@ def main() -> int:
         for number, commit in enumerate((wanted.old, wanted.new)):
             tree, out = (Path(place, f"{kind}-{number}") for kind in ("tree", "runs"))
             if commit:
-                subprocess.run(
-                    ["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True
-                )
+                words = ["git", "worktree", "add", "--quiet", "--detach", str(tree), commit]
+                subprocess.run(words, cwd=ROOT, check=True)
             try:
                 train((tree if commit else ROOT) / "src", out, wanted.processes)
             finally:
@@ -104,10 +106,8 @@ def main() -> int:
         for key in old.get(name, {}) | new.get(name, {})
         if old.get(name, {}).get(key) != new.get(name, {}).get(key)
     ]
-    print(
-        "\n".join(differing)
-        or f"{len(old)} runs: each line of journals and analyses, each measured number and all weights are the same"
-    )
+    same = f"{len(old)} runs: journals, analyses, measured numbers and weights are the same"
+    print("\n".join(differing) or same)
     return bool(differing)
 
 

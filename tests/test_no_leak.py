@@ -1,4 +1,4 @@
-"""True labels never reach training: the same complementary labels with another truth give the same weights, bit for bit."""
+"""True labels never reach training: another truth behind the same labels gives the same weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from atcl.datasets.truth import Split, Truth
 from atcl.recipes.schema import Recipe
 from atcl.runs.problem import Problem
 from atcl.runs.start import train
-from atcl.training import loop
+from atcl.training import supervision
 from tests import tiny
 
 BLIND = {
@@ -63,7 +63,7 @@ def test_positive_control_a_leaky_guess_is_caught(tmp_path: Path, monkeypatch: p
     def weights(given: Problem, folder: Path) -> dict[str, Tensor]:
         assert given.truth is not None
         truth = given.truth.labels
-        monkeypatch.setattr(loop, "guesses", lambda memory, candidates: truth[: len(memory)])
+        monkeypatch.setattr(supervision, "guesses", lambda memory, candidates: truth[: len(memory)])
         return last_weights(recipe, given, folder)
 
     one = weights(problem, tmp_path / "one")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from atcl.cli.entry import main
 from atcl.core.files import read_json
@@ -112,36 +111,45 @@ def _shrunk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_shrunk")
-def test_python_of_the_readme_runs() -> None:
+def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
-
-    class MyNet(torch.nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(torch.nn.Flatten(), torch.nn.Linear(27, 10))
-
-    names = {
-        "images": torch.rand(40, 3, 3, 3),
-        "not_this": [i % 10 for i in range(40)],
-        "MyNet": MyNet,
-        "torch": torch,
-    }
-    exec(block, names)
-    assert names["model"](names["images"]).shape == (40, 10)  # type: ignore[operator]
-    del LOSSES["mine"]
+    exec(block, {})
+    assert re.findall(r"^(\w+): [\d.]+%$", capsys.readouterr().out, re.M) == [
+        "natural",
+        "pgd20",
+        "cw30",
+        "worst",
+    ]
 
 
 @pytest.mark.usefixtures("_shrunk")
-def test_train_and_evaluate_of_the_readme_run() -> None:
+@pytest.mark.parametrize(("page", "number"), [("README.md", 3), ("docs/quickstart.md", 10)])
+def test_train_and_evaluate_of_the_page_run(page: str, number: int) -> None:
     commands = [
         line.partition("  #")[0].split()[1:]
-        for line in README.splitlines()
-        if re.match("atcl (train|evaluate|reproduce)", line)
+        for line in (ROOT / page).read_text().splitlines()
+        if re.match("atcl (train|evaluate|reproduce|report)", line)
     ]
-    assert len(commands) == 7
+    assert len(commands) == number
     assert main(["train"]) == 0
     for words in commands:
         if "digits" in " ".join(words):
             assert main([*words, "--dry-run"] if words[0] == "reproduce" else words) == 0, words
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+
+
+def test_python_of_the_page_about_extending_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The examples that need no change of the package, but for those that write into the repository."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
+    runnable = [block for block in blocks if not block.startswith("# src/") and "write_text" not in block]
+    assert len(runnable) == 2
+    for block in runnable:
+        exec(block, {})
+    del LOSSES["mine"]
 
 
 @pytest.mark.usefixtures("_shrunk")

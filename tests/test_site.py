@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, links lead somewhere, and all that can be named is named in it."""
+"""The documentation site builds without a warning, its links work, and it names every public name."""
 
 import re
 import warnings
@@ -14,21 +14,22 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import PluginError
 
 import atcl
-from atcl.cli.list import LISTED
+from atcl.cli.catalogue import LISTED
 from atcl.evaluation.attacks import ATTACKS
 from atcl.losses import LOSSES
 from atcl.recipes.methods import METHODS
 from website.hooks import mathml, outside, relinked, titled
 
 ROOT = Path(__file__).parents[1]
+API = ROOT / "docs/api"
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
 
 
 @dataclass
-class Seen(HTMLParser):
-    """What a page of the site holds: places to link to, links, what the browser loads by itself, and words in code."""
+class ParsedPage(HTMLParser):
+    """The contents of a page: anchors, links, files that the browser loads by itself, and words in code."""
 
     ids: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -40,12 +41,12 @@ class Seen(HTMLParser):
         super().__init__()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        told = {name: value for name, value in attributes if value is not None}
-        self.ids |= {told[name] for name in ("id", "name") if name in told}
-        if tag == "a" and "href" in told:
-            self.links.append(told["href"])
+        given = {name: value for name, value in attributes if value is not None}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
         elif tag in ("link", "script", "img", "iframe"):
-            self.loads += [told[name] for name in ("href", "src") if name in told]
+            self.loads += [given[name] for name in ("href", "src") if name in given]
         elif tag == "code":
             self.inside = []
 
@@ -59,18 +60,18 @@ class Seen(HTMLParser):
             self.inside = None
 
 
-def read(site: Path) -> dict[Path, Seen]:
-    """Return all pages but the one for what is missing, whose links start at a server's root."""
-    seen = {}
+def read(site: Path) -> dict[Path, ParsedPage]:
+    """Return all pages but 404.html, whose links start at a server's root."""
+    pages = {}
     for path in sorted(site.rglob("*.html")):
         if path.name != "404.html":
-            seen[path] = Seen()
-            seen[path].feed(path.read_text())
-    return seen
+            pages[path] = ParsedPage()
+            pages[path].feed(path.read_text(encoding="utf-8"))
+    return pages
 
 
-def problems(pages: dict[Path, Seen]) -> Iterator[str]:
-    """Tell each link that leads nowhere, and each thing that a browser would fetch from elsewhere."""
+def problems(pages: dict[Path, ParsedPage]) -> Iterator[str]:
+    """Yield each broken link, and each file that a browser would fetch from another site."""
     for path, page in pages.items():
         for link in (*page.links, *page.loads):
             parts = urlsplit(link)
@@ -89,7 +90,7 @@ def test_the_site_is_whole(
 ) -> None:
     caplog.set_level("WARNING", logger="mkdocs")  # a warning that is not logged is not counted
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
-    monkeypatch.chdir(tmp_path)  # nothing hangs on where it is built from
+    monkeypatch.chdir(tmp_path)  # the site does not depend on the folder that it is built from
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tools; those of the site are errors by its own setting
         config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"))
@@ -103,12 +104,12 @@ def test_the_site_is_whole(
     assert not [
         path
         for path in site.rglob("*.css")
-        if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text())
+        if re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text(encoding="utf-8"))
     ]
-    assert "arithmatex" not in (site / "methods.html").read_text()
+    assert "arithmatex" not in (site / "methods.html").read_text(encoding="utf-8")
 
-    places = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
-    assert not [name for name in atcl.__all__ if f"atcl.{name}" not in places]
+    documented = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
+    assert not [name for name in atcl.__all__ if f"atcl.{name}" not in documented]
     for page, names in {"losses": set(LOSSES), "methods": set(METHODS), "evaluation": set(ATTACKS)}.items():
         assert not names - pages[site / f"{page}.html"].code, page
     listed = {name for kind, names in LISTED.items() if kind != "recipes" for name in names}
@@ -135,24 +136,45 @@ def test_a_broken_page_is_noticed(body: str, problem: str, tmp_path: Path) -> No
     assert problem in found
 
 
+def test_every_room_has_a_page_of_its_api() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src/atcl").glob("*/__init__.py")}
+    assert {path.stem for path in API.glob("*.md")} == rooms | {"index"}
+
+
+def test_the_index_links_to_every_public_name() -> None:
+    links = re.findall(
+        r"\[`(\w+)`\]\((\w+)\.md#atcl\.(\w+)\)", (API / "index.md").read_text(encoding="utf-8")
+    )
+    assert sorted(name for name, _, _ in links) == sorted(atcl.__all__)
+    for name, room, anchor in links:
+        assert name == anchor
+        if name != "replace":  # Python's own
+            assert atcl._HOME[name].split(".")[1] == room
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page of the repository: its headings, and the names that it documents."""
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    named = re.findall(r"(?:^::: |\{ #)(\S+)(?: \})?$", text, re.M)
+    return {slug(heading) for heading in headings} | set(named)
+
+
 def slug(heading: str) -> str:
-    """Return the name of a heading's place, where the repository is read."""
+    """Return the anchor that a repository gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_of_the_repository_lead_somewhere(page: Path) -> None:
-    prose = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(), flags=re.S)
+    prose = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.S)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        path, _, place = link.partition("#")
-        if ":" in path or path == "../catalogue.md":  # elsewhere, or made with the site
+        path, _, anchor = link.partition("#")
+        if ":" in path or path == "../catalogue.md":  # on another site, or made with ours
             continue
         target = page.parent / path if path else page
         assert target.exists(), link
-        if place:
-            assert place in [
-                slug(heading) for heading in re.findall(r"^#+ (.+)$", target.read_text(), re.M)
-            ], link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
 def test_an_equation_is_drawn_or_refused() -> None:

@@ -1,4 +1,4 @@
-"""The digest of a recipe names the folders of its results: whatever moves or is renamed in the source, none may change."""
+"""The digest of a recipe names the folders of its results: no change of the source may change one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slow, literal transcriptions of the paper's formulas, one image and one class at a time, against the library."""
+"""The library against slow, literal transcriptions of the paper's formulas, one image and class at a time."""
 
 import math
 
@@ -15,6 +15,12 @@ N = 12
 def p(logits: Tensor, i: int, j: int) -> float:
     exponentials = [math.exp(float(value)) for value in logits[i]]
     return exponentials[j] / sum(exponentials)
+
+
+def random_transition() -> Tensor:
+    rng = torch.Generator().manual_seed(1)
+    transition = torch.rand(K, K, generator=rng, dtype=torch.float64).fill_diagonal_(0)
+    return transition / transition.sum(1, keepdim=True)
 
 
 @pytest.fixture
@@ -45,10 +51,7 @@ def check(name: str, logits: Tensor, targets: Targets, expected: list[float]) ->
 
 
 def test_forward(logits: Tensor) -> None:
-    transition = torch.rand(
-        K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).fill_diagonal_(0)
-    transition /= transition.sum(1, keepdim=True)
+    transition = random_transition()
     rows = [
         -math.log(sum(float(transition[j, label]) * p(logits, i, j) for j in range(K) if j != label))
         for i, label in enumerate(COMPLEMENTARY)
@@ -56,7 +59,7 @@ def test_forward(logits: Tensor) -> None:
     check("forward", logits, single(transition=transition), rows)
 
 
-def test_forward_is_uniform_unless_told(logits: Tensor) -> None:
+def test_forward_is_uniform_by_default(logits: Tensor) -> None:
     given = LOSSES["forward"](logits, single(transition=uniform_transition(K).double()))
     torch.testing.assert_close(LOSSES["forward"](logits, single()), given, rtol=1e-6, atol=0)
 
@@ -87,24 +90,18 @@ def test_free_and_nn_with_the_datasets_prior(logits: Tensor) -> None:
     given = single(prior=torch.tensor(prior, dtype=torch.float64))
     assert float(LOSSES["free"](logits, given)) == pytest.approx(sum(risks), rel=1e-5)
     assert any(risk < 0 for risk in risks)  # else NN would be FREE, and the next line would prove nothing
-    assert float(LOSSES["nn"](logits, given)) == pytest.approx(
-        sum(max(0.0, risk) for risk in risks), rel=1e-5
-    )
+    positive = sum(max(0.0, risk) for risk in risks)
+    assert float(LOSSES["nn"](logits, given)) == pytest.approx(positive, rel=1e-5)
 
 
 def test_scl_nl(logits: Tensor) -> None:
-    check(
-        "scl_nl",
-        logits,
-        single(),
-        [-math.log(1 - p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)],
-    )
+    rows = [-math.log(1 - p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)]
+    check("scl_nl", logits, single(), rows)
 
 
 def test_scl_exp(logits: Tensor) -> None:
-    check(
-        "scl_exp", logits, single(), [math.exp(p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)]
-    )
+    rows = [math.exp(p(logits, i, label)) for i, label in enumerate(COMPLEMENTARY)]
+    check("scl_exp", logits, single(), rows)
 
 
 def test_exp_with_several_labels(logits: Tensor) -> None:
@@ -168,7 +165,7 @@ def test_pc(logits: Tensor) -> None:
 
 
 def test_ga_is_free_in_value_and_undoes_the_negative_class_risks_in_gradient(logits: Tensor) -> None:
-    """By finite differences: FREE's gradient where no class risk is negative, else that of minus the negative risks."""
+    """By finite differences: FREE's gradient, or that of minus the negative risks where there are any."""
     prior = [0.18, 0.22, 0.2, 0.21, 0.19]
     given = single(prior=torch.tensor(prior, dtype=torch.float64))
 
@@ -217,10 +214,7 @@ def test_cpe(logits: Tensor) -> None:
 
 
 def test_decoding_takes_the_nearest_row_of_the_transition_matrix(logits: Tensor) -> None:
-    transition = torch.rand(
-        K, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).fill_diagonal_(0)
-    transition /= transition.sum(1, keepdim=True)
+    transition = random_transition()
     estimates = (-logits).softmax(1)
     expected = [
         min(range(K), key=lambda y: sum(abs(float(estimates[i, j] - transition[y, j])) for j in range(K)))
@@ -236,18 +230,16 @@ def test_scarce(logits: Tensor, sets: list[set[int]], prior: list[float] | None)
     def logistic(z: float) -> float:
         return math.log(1 + math.exp(-z))
 
-    logits = logits - 2 * ~candidates(
-        sets
-    )  # a model that has learnt its labels, so that some class needs the correction
+    # a model that has learnt its labels, so that some class needs the correction
+    logits = logits - 2 * ~candidates(sets)
     total, corrected = 0.0, 0
     for k in range(K):
         wrong = 1 - (prior[k] if prior else 1 / K)
         column = [float(value) for value in logits[:, k]]
         ruled_out = [column[i] for i in range(N) if k in sets[i]]
         rest = wrong * sum(logistic(-z) for z in ruled_out) / len(ruled_out)
-        own = sum(logistic(z) for z in column) / N - wrong * sum(logistic(z) for z in ruled_out) / len(
-            ruled_out
-        )
+        share = wrong / len(ruled_out)
+        own = sum(logistic(z) for z in column) / N - share * sum(logistic(z) for z in ruled_out)
         total += rest + abs(own)
         corrected += own < 0
     assert corrected  # else the absolute value would prove nothing
@@ -261,10 +253,8 @@ def test_scarce_lets_a_class_that_no_image_rules_out_rest_on_all_images(logits: 
     moved = logits.clone()
     moved[:, 4] += 1
     after = sum(math.log(1 + math.exp(-float(value))) for value in moved[:, 4]) / N
-    difference = LOSSES["scarce"](moved, Targets(candidates(sets))) - LOSSES["scarce"](
-        logits, Targets(candidates(sets))
-    )
-    assert float(difference) == pytest.approx(after - absent, rel=1e-5)
+    one, other = (LOSSES["scarce"](each, Targets(candidates(sets))) for each in (logits, moved))
+    assert float(other - one) == pytest.approx(after - absent, rel=1e-5)
 
 
 # Pseudo-label forms
@@ -272,51 +262,30 @@ def test_scarce_lets_a_class_that_no_image_rules_out_rest_on_all_images(logits: 
 
 def blend(logits: Tensor, i: int, gamma: float) -> float:
     """gamma sum_{j != complementary} p(j) + (1 - gamma) p(guess)."""
-    return gamma * sum(p(logits, i, j) for j in range(K) if j != COMPLEMENTARY[i]) + (1 - gamma) * p(
-        logits, i, GUESS[i]
-    )
+    candidates_share = sum(p(logits, i, j) for j in range(K) if j != COMPLEMENTARY[i])
+    return gamma * candidates_share + (1 - gamma) * p(logits, i, GUESS[i])
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.7, 0.25, 0.0])
 def test_pseudo_label_forms(logits: Tensor, gamma: float) -> None:
     given = single(gamma=torch.tensor(gamma, dtype=torch.float64), guess=torch.tensor(GUESS))
-    check(
-        "log", logits, given, [-(K - 1) * math.log(blend(logits, i, gamma)) for i in range(N)]
-    )  # Eq. log_ce
-    check(
-        "exp", logits, given, [(K - 1) * math.exp(-blend(logits, i, gamma)) for i in range(N)]
-    )  # Eq. exp_ce
-    check(
-        "scl_nl",
-        logits,
-        given,
-        [
-            -math.log(gamma * (1 - p(logits, i, COMPLEMENTARY[i])) + (1 - gamma) * p(logits, i, GUESS[i]))
-            for i in range(N)
-        ],
-    )
-    check(
-        "scl_exp",
-        logits,
-        given,
-        [
-            math.exp(gamma * p(logits, i, COMPLEMENTARY[i]) - (1 - gamma) * p(logits, i, GUESS[i]))
-            for i in range(N)
-        ],
-    )
+    blends = [blend(logits, i, gamma) for i in range(N)]
+    check("log", logits, given, [-(K - 1) * math.log(each) for each in blends])  # Eq. log_ce
+    check("exp", logits, given, [(K - 1) * math.exp(-each) for each in blends])  # Eq. exp_ce
+    pairs = [(p(logits, i, COMPLEMENTARY[i]), p(logits, i, GUESS[i])) for i in range(N)]
+    rows = [-math.log(gamma * (1 - ruled_out) + (1 - gamma) * guess) for ruled_out, guess in pairs]
+    check("scl_nl", logits, given, rows)
+    rows = [math.exp(gamma * ruled_out - (1 - gamma) * guess) for ruled_out, guess in pairs]
+    check("scl_exp", logits, given, rows)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.4, 0.0])
 def test_log_ce_mcl(logits: Tensor, gamma: float) -> None:
-    rows = [
-        -(K - 1)
-        / len(labels)
-        * math.log(
-            gamma * sum(p(logits, i, j) for j in range(K) if j not in labels)
-            + (1 - gamma) * p(logits, i, SET_GUESS[i])
-        )
-        for i, labels in enumerate(SETS)
-    ]
+    rows = []
+    for i, labels in enumerate(SETS):
+        candidates_share = sum(p(logits, i, j) for j in range(K) if j not in labels)
+        blended = gamma * candidates_share + (1 - gamma) * p(logits, i, SET_GUESS[i])
+        rows.append(-(K - 1) / len(labels) * math.log(blended))
     check("log", logits, Targets(candidates(SETS), gamma, torch.tensor(SET_GUESS)), rows)
 
 
@@ -340,7 +309,10 @@ def test_proposition_1_free_averaged_over_the_wrong_classes_is_cross_entropy(log
 
 
 def test_proposition_2_empirical_inner_maxima_differ() -> None:
-    """On a grid of a two-dimensional ball: with all complementary labels the maxima agree; with one, theirs lies higher on average, and elsewhere."""
+    """On a grid of a two-dimensional ball: with all complementary labels the maxima agree.
+
+    With one label each, the maximum lies elsewhere, and higher on average.
+    """
     weights = torch.randn(2, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, epsilon, true = torch.tensor([0.3, 0.6], dtype=torch.float64), 0.25, 2
     steps = torch.linspace(-epsilon, epsilon, 41, dtype=torch.float64)
@@ -352,7 +324,6 @@ def test_proposition_2_empirical_inner_maxima_differ() -> None:
     torch.testing.assert_close(averaged.max(), ordinary.max())  # over all labels: the same problem
     assert averaged.argmax() == ordinary.argmax()
     maxima = torch.stack([values.max() for values in free.values()])
-    assert (
-        maxima.mean() > ordinary.max() + 0.1
-    )  # one label each: a mean of maxima lies above the maximum of the mean
+    # one label each: a mean of maxima lies above the maximum of the mean
+    assert maxima.mean() > ordinary.max() + 0.1
     assert any(values.argmax() != ordinary.argmax() for values in free.values())

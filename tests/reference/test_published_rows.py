@@ -49,23 +49,15 @@ def test_learning_rate_of_the_colour_sets(dataset: str) -> None:
 
 @pytest.mark.parametrize("dataset", ["mnist", "kuzushiji"])
 def test_each_loss_keeps_its_learning_rate_whatever_is_added_to_it(dataset: str) -> None:
-    rates = {
-        "forward": 0.1,
-        "free": 0.001,
-        "nn": 0.01,
-        "scl-nl": 0.1,
-        "scl-exp": 0.05,
-        "exp": 0.01,
-        "log": 0.01,
-    }
+    rates = {"forward": 0.1, "free": 0.001, "nn": 0.01, "scl-nl": 0.1, "scl-exp": 0.05}
+    rates |= {"exp": 0.01, "log": 0.01}
     for loss, lr in rates.items():
         (stage,) = recipe(f"{dataset}/direct-{loss}").stages
         assert stage.lr(1) == lr
         assert stage.objective.loss == loss.replace("-", "_")
         behind = "" if loss == "log" else f"-{loss}"
-        for method in (
-            ("warmup", "pla", "warmup-pla") if loss in ("scl-nl", "scl-exp", "exp", "log") else ("warmup",)
-        ):
+        with_pseudo_labels = loss in ("scl-nl", "scl-exp", "exp", "log")
+        for method in ("warmup", "pla", "warmup-pla") if with_pseudo_labels else ("warmup",):
             (stage,) = recipe(f"{dataset}/{method}{behind}").stages
             assert {stage.lr(epoch) for epoch in range(1, 101)} == {lr}
             assert stage.objective.loss == loss.replace("-", "_")
