@@ -13,10 +13,6 @@ from tests.children import CONTEXT, FORKS
 SECONDS, MEMORY = 2, 100 * 2**20  # that a refused file may take
 PATIENCE = 120  # seconds until a process counts as one that never ends
 
-# Imported once, for all the processes that are forked from there.
-PRELOADED = ["tests.datasets.test_pickles", "tests.datasets.test_hostile_files", "atcl.runs.execute"]
-CONTEXT.set_forkserver_preload(PRELOADED)
-
 
 class Measured(NamedTuple):
     result: Any

@@ -59,12 +59,14 @@ def train(source: Path, out: Path, processes: int) -> None:
 
 def numbers(folder: Path) -> dict[str, Any]:
     """Return what a run wrote that follows from its settings and seed alone."""
-    result = json.loads((folder / "result.json").read_text())
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     for measured in (result["metrics"], result["last_epoch"]["metrics"]):
         for one in measured.values():
             one.pop("seconds")
     lines = {
-        name: [_timeless(json.loads(line)) for line in (folder / name).read_text().splitlines()]
+        name: [
+            _timeless(json.loads(line)) for line in (folder / name).read_text(encoding="utf-8").splitlines()
+        ]
         for name in ("journal.jsonl", "analysis.jsonl")
         if (folder / name).exists()
     }

@@ -50,7 +50,9 @@ def running(source: str) -> str:
     return ast.unparse(tree)
 
 
-IMPORTS = {name: imported(path.read_text(), set(MODULES)) - {name} for name, path in MODULES.items()}
+IMPORTS = {
+    name: imported(path.read_text(encoding="utf-8"), set(MODULES)) - {name} for name, path in MODULES.items()
+}
 INSIDE = {name for name in MODULES if name.count(".") >= 1 and name != "atcl.__main__"}
 
 
@@ -80,7 +82,9 @@ def test_no_form_of_import_goes_unseen(source: str, found: set[str]) -> None:
 
 def drawn() -> dict[str, set[str]]:
     """Return the rooms in the order of the page, each with the rooms that it imports."""
-    block = re.search(r"```rooms\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.S)
+    block = re.search(
+        r"```rooms\n(.*?)```", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.S
+    )
     assert block
     lines = [line for line in block[1].strip().splitlines() if not line.startswith("--")]
     return {name.strip(): set(used.split()) for name, used in (line.split(":") for line in lines)}
@@ -126,7 +130,8 @@ def reachable(name: str, imports: dict[str, set[str]] = IMPORTS) -> set[str]:
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Neither when it is imported nor, by an import within a function, when it is used."""
     used = {
-        name: imported(running(path.read_text()), set(MODULES)) - {name} for name, path in MODULES.items()
+        name: imported(running(path.read_text(encoding="utf-8")), set(MODULES)) - {name}
+        for name, path in MODULES.items()
     }
     assert [name for name in MODULES if name in reachable(name, used)] == []
 
@@ -135,13 +140,13 @@ def test_a_room_has_a_short_docstring_and_few_modules() -> None:
     rooms = [path for path in SOURCE.rglob("*") if path.is_dir() and list(path.glob("*.py"))]
     assert len(rooms) >= 16
     for room in rooms:
-        about = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+        about = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
         assert 1 <= len(re.findall(r"[.:](?=\s|$)", about)) <= 5, room
         assert len(list(room.glob("*.py"))) - 1 <= 14, room
 
 
 def test_the_loop_stays_on_one_screen_with_its_step_in_plain_sight() -> None:
-    tree = ast.parse(MODULES["atcl.training.loop"].read_text())
+    tree = ast.parse(MODULES["atcl.training.loop"].read_text(encoding="utf-8"))
     (fit,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fitting"]
     assert fit.end_lineno is not None
     assert fit.end_lineno - fit.lineno < 75
@@ -165,11 +170,11 @@ def public_names(source: str) -> set[str]:
 def test_a_public_name_is_defined_in_one_module_alone() -> None:
     homes: dict[str, list[str]] = {}
     for module, path in MODULES.items():
-        for name in public_names(path.read_text()):
+        for name in public_names(path.read_text(encoding="utf-8")):
             homes.setdefault(name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def test_no_module_outgrows_its_one_idea() -> None:
-    lengths = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
     assert max(lengths.values()) <= 400, lengths

@@ -11,7 +11,7 @@ from atcl.core.files import read_json
 from atcl.core.settings import digest, from_data
 from atcl.losses import LOSSES
 from atcl.recipes.catalogue import RECIPES, recipe, with_derived_weights
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 from atcl.reproduce.experiments import EXPERIMENTS, narrowed
 from atcl.reproduce.figures.catalogue import FIGURES
 from atcl.reproduce.figures.plan import PAPER_SETTING, needs
@@ -20,7 +20,7 @@ from atcl.reproduce.published import RecipeRef, card
 from atcl.reproduce.tables import places, rewritten
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results"
 
 
@@ -38,7 +38,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_follow_from_the_committed_results(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert text.count("<!-- table: ") == text.count("<!-- end -->") == len(places(text))
     assert rewritten(text, RESULTS) == text, (
         f"stale: atcl reproduce {places(text)[0]} --no-fill --write {page.name}"
@@ -47,7 +47,7 @@ def test_tables_follow_from_the_committed_results(page: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_its_place(name: str) -> None:
-    assert name in places((ROOT / EXPERIMENTS[name].page).read_text())
+    assert name in places((ROOT / EXPERIMENTS[name].page).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["digits", "selection"])
@@ -57,7 +57,7 @@ def test_what_the_text_speaks_of_was_run_with_every_seed(name: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/methods.md", "docs/results.md"])
 def test_no_measured_number_stands_outside_a_generated_table(page: str) -> None:
-    prose = re.sub(r"<!-- table: .*?<!-- end -->", "", (ROOT / page).read_text(), flags=re.S)
+    prose = re.sub(r"<!-- table: .*?<!-- end -->", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
     assert not re.findall(r"\d ± \d", prose)
 
 
@@ -66,7 +66,7 @@ def test_no_measured_number_stands_outside_a_generated_table(page: str) -> None:
 )
 def test_each_result_lies_where_its_settings_say(path: Path) -> None:
     result = read_json(path)
-    settings = from_data(result["recipe"], KINDS)
+    settings = from_data(result["recipe"], kinds())
     dataset, _, method = result["name"].partition("/")
     assert digest(settings) == result["digest"]
     assert (
@@ -127,7 +127,7 @@ def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_train_and_evaluate_of_the_page_run(page: str, number: int) -> None:
     commands = [
         line.partition("  #")[0].split()[1:]
-        for line in (ROOT / page).read_text().splitlines()
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
         if re.match("atcl (train|evaluate|reproduce|report)", line)
     ]
     assert len(commands) == number
@@ -144,7 +144,9 @@ def test_the_readme_is_short() -> None:
 def test_python_of_the_page_about_extending_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The examples that need no change of the package, but for those that write into the repository."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.S
+    )
     runnable = [block for block in blocks if not block.startswith("# src/") and "write_text" not in block]
     assert len(runnable) == 2
     for block in runnable:
@@ -156,7 +158,7 @@ def test_python_of_the_page_about_extending_runs(monkeypatch: pytest.MonkeyPatch
 def test_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 0  # what `make run` does
     for language, block in re.findall(
-        r"```(python)?\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.S
+        r"```(python)?\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(encoding="utf-8"), re.S
     ):
         if language:
             exec(block, {})
@@ -177,7 +179,7 @@ def test_commands_of_the_readme_are_understood(
         assert main(command.split()) == 0, command
     targets = set(re.findall(r"^make ([\w-]+)", README, re.M))
     assert {"run", "test"} <= targets
-    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 
 
 def test_files_that_the_readme_points_to_exist() -> None:

@@ -111,7 +111,8 @@ def test_the_site_is_whole(
     documented = set().union(*(page.ids for path, page in pages.items() if path.parent.name == "api"))
     assert not [name for name in atcl.__all__ if f"atcl.{name}" not in documented]
     for page, names in {"losses": set(LOSSES), "methods": set(METHODS), "evaluation": set(ATTACKS)}.items():
-        assert not names - pages[site / f"{page}.html"].code, page
+        missing = sorted(names - pages[site / f"{page}.html"].code)
+        assert missing == [], f"docs/{page}.md names each of these in backticks"
     listed = {name for kind, names in LISTED.items() if kind != "recipes" for name in names}
     assert not listed - pages[site / "catalogue.html"].code
 
@@ -128,9 +129,10 @@ def test_the_site_is_whole(
     ],
 )
 def test_a_broken_page_is_noticed(body: str, problem: str, tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(body)
+    (tmp_path / "page.html").write_text(body, encoding="utf-8")
     (tmp_path / "other.html").write_text(
-        '<h1 id="here"></h1><a href="page.html"><a href="#here"><a href="https://example.org">'
+        '<h1 id="here"></h1><a href="page.html"><a href="#here"><a href="https://example.org">',
+        encoding="utf-8",
     )
     (found,) = problems(read(tmp_path))
     assert problem in found

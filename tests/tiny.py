@@ -16,10 +16,10 @@ from atcl.recipes.catalogue import with_derived_weights
 from atcl.recipes.defaults import DEFAULTS, DatasetDefaults
 from atcl.recipes.methods import METHODS
 from atcl.recipes.names import OWN
-from atcl.recipes.schema import KINDS, Recipe
+from atcl.recipes.schema import Recipe
 from atcl.runs.problem import Problem
 from atcl.runs.spec import Execution
-from atcl.training.objectives import MinMax
+from atcl.training.objectives import OBJECTIVES, MinMax
 from atcl.training.schedules import CosineRise, LinearFall
 
 CLASSES = 5
@@ -129,7 +129,7 @@ class TwoViews:
         return loss + self.weight * F.cross_entropy(model(second), aim), logits
 
 
-KINDS[TwoViews.__name__] = TwoViews  # so that runs with it are read again
+OBJECTIVES["two-views"] = TwoViews  # so that runs with it are read again
 
 
 def custom() -> dict[str, Recipe]:

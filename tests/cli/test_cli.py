@@ -66,7 +66,9 @@ def test_several_seeds_each_in_a_folder_of_its_own(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "seed-3", "seed-5"]
     assert "seed 3: engine eager on cpu" in printed
     assert "seed 5: epoch   2/2" in printed
-    results = [json.loads((tmp_path / f"seed-{seed}/result.json").read_text()) for seed in (3, 5)]
+    results = [
+        json.loads((tmp_path / f"seed-{seed}/result.json").read_text(encoding="utf-8")) for seed in (3, 5)
+    ]
     assert [result["seed"] for result in results] == [3, 5]
 
 
@@ -211,7 +213,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_page_without_a_place_for_the_table_is_refused_before_any_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "page.md").write_text("no markers")
+    (tmp_path / "page.md").write_text("no markers", encoding="utf-8")
     words = ["--results", str(tmp_path), "--write", str(tmp_path / "page.md")]
     assert main(["reproduce", "digits", *words]) == 2
     assert "no place for the table" in capsys.readouterr().err
@@ -221,7 +223,7 @@ def test_a_result_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     experiment = EXPERIMENTS["digits"]
     for job in jobs_of(experiment, tmp_path):
         job.path.parent.mkdir(parents=True)
-        job.path.write_text("{}")
+        job.path.write_text("{}", encoding="utf-8")
     assert main(["reproduce", "digits", "--results", str(tmp_path)]) == 2
     assert "is not the result of a run: remove it" in capsys.readouterr().err
 
@@ -268,8 +270,11 @@ def test_an_interrupted_run_names_the_way_to_go_on_and_goes_on(
 
 
 @posix_only
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m atcl list recipes | head -n 1"
+@pytest.mark.parametrize(
+    ("words", "first"), [("list recipes", "digits/warmup-pla "), ("--help", "Robust image classifiers")]
+)
+def test_a_reader_that_leaves_early_is_no_error(words: str, first: str) -> None:
+    command = f"{sys.executable} -m atcl {words} | head -n 1"
     child = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert child.stdout.startswith("digits/warmup-pla ")
+    assert child.stdout.startswith(first)
     assert child.stderr == ""

@@ -10,7 +10,9 @@ import pytest
 
 import atcl
 from atcl.cli.catalogue import LISTED, as_json
-from atcl.cli.names import CATALOGUE, LISTED_KINDS, listed
+from atcl.cli.entry import main
+from atcl.cli.names import CATALOGUE, LISTED_KINDS, catalogue, listed
+from atcl.recipes.catalogue import RECIPES
 
 SLOW = {"torch", "sklearn", "scipy", "matplotlib", "pyautoattack", "PIL", "ray", "tensorboard", "numpy"}
 REPORT = f"import json; print(json.dumps(sorted({SLOW!r} & set(sys.modules))), file=sys.stderr)"
@@ -43,8 +45,8 @@ def slow_imports(program: str) -> set[str]:
         ["reproduce", "tabel1"],
         ["figure", "gradient"],
         ["completion", "bash"],
-        ["completion", "words", "--typed", "train"],
-        ["completion", "words", "--typed", "train", "--engine"],
+        ["completion", "words", "train"],
+        ["completion", "words", "train", "--engine"],
     ],
     ids=" ".join,
 )
@@ -83,17 +85,52 @@ def test_the_catalogue_holds_what_the_registries_hold() -> None:
     assert set(LISTED_KINDS) == set(LISTED)
 
 
-def test_where_sources_are_newer_the_registries_are_read(
+def test_where_sources_of_a_checkout_are_newer_the_registries_are_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    old = tmp_path / "cli" / "catalogue.json"
-    old.parent.mkdir()
-    old.write_text(json.dumps({"losses": {"gone": "a loss that is not there any more"}}))
-    (tmp_path / "newer.py").touch()
+    package = tmp_path / "src" / "atcl"
+    old = package / "cli" / "catalogue.json"
+    old.parent.mkdir(parents=True)
+    old.write_text(json.dumps({"losses": {"gone": "a loss that is not there any more"}}), encoding="utf-8")
+    (package / "newer.py").touch()
     os.utime(old, (0, 0))
     monkeypatch.setattr("atcl.cli.names.CATALOGUE", old)
-    listed.__globals__["catalogue"].cache_clear()
+    catalogue.cache_clear()
     try:
+        assert set(listed("losses")) == {"gone"}  # nobody edits an installation
+        catalogue.cache_clear()
+        (tmp_path / ".git").mkdir()
         assert listed("losses") == LISTED["losses"]
     finally:
-        listed.__globals__["catalogue"].cache_clear()
+        catalogue.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ([], "train"),
+        (["train"], "digits/warmup-pla"),
+        (["train", "digits/warmup-pla", "--engine"], "captured"),
+        (["train", "--seed", "3"], "--device"),
+        (["train", "-h"], "--device"),
+        (["list"], "losses"),
+        (["evaluate", "runs/a", "--attacks"], "autoattack"),
+        (["train", "--log"], "csv"),
+    ],
+)
+def test_what_the_shell_completes(
+    typed: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "words", *typed]) == 0
+    assert expected in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_for_the_words(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "atcl completion words " in capsys.readouterr().out
+
+
+def test_a_recipe_that_a_program_has_added_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECIPES, "digits/mine", RECIPES["digits/warmup-pla"])
+    assert main(["show", "digits/mine"]) == 0

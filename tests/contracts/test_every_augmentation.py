@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from atcl.core.settings import digest, from_data, to_data
 from atcl.data.augment import AUGMENTATIONS, AnyAugmentation
 from atcl.recipes.catalogue import recipe
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 from atcl.training.learner import Learner
 from atcl.training.loop import fit
 from tests import tiny
@@ -61,7 +61,7 @@ def test_each_image_is_changed_by_draws_of_its_own(augment: AnyAugmentation) -> 
 def test_it_is_part_of_a_recipe(augment: AnyAugmentation) -> None:
     plain = recipe("digits/warmup-pla")
     changed = replace(plain, stages=(replace(plain.stages[0], augmentation=augment),))
-    assert from_data(to_data(changed), KINDS) == changed
+    assert from_data(to_data(changed), kinds()) == changed
     assert digest(changed) != digest(plain)
 
 

@@ -83,7 +83,7 @@ def test_where_it_cannot_write_training_goes_on_and_gives_one_message(name: str,
     blocked.mkdir()
     for entry in entries:  # what it writes is a file or a folder: the other is in its way
         if (tmp_path / "logged" / entry).is_dir():
-            (blocked / entry).write_text("in the way")
+            (blocked / entry).write_text("in the way", encoding="utf-8")
         else:
             (blocked / entry).mkdir()
     notes = Notes()
@@ -121,7 +121,7 @@ def test_the_table_of_the_journal_has_a_row_for_each_epoch_also_after_a_stop(tmp
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, LOGGERS["csv"](Notes(stop_after=3)))
     run = go(tmp_path, LOGGERS["csv"](Watcher()))
-    header, *rows = (tmp_path / layout.JOURNAL_TABLE).read_text().splitlines()
+    header, *rows = (tmp_path / layout.JOURNAL_TABLE).read_text(encoding="utf-8").splitlines()
     assert header.split(",")[:2] == ["stage", "epoch"]
     losses = [float(row.split(",")[header.split(",").index("loss")]) for row in rows]
     assert losses == [record["loss"] for record in run.journal]

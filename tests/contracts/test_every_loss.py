@@ -158,7 +158,7 @@ def test_arg_max_of_the_logits_decodes_uniform_labels() -> None:
 
 
 def test_the_page_of_losses_states_which_labels_each_takes() -> None:
-    page = (Path(__file__).parents[2] / "docs/losses.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/losses.md").read_text(encoding="utf-8")
     stated = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", page, re.M))
     takes = {
         name: ("one" if loss.single else "several") + (", guess" if loss.guesses else "")

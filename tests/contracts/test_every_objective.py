@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from atcl.core.settings import from_data, to_data
+from atcl.data.augment import Augmentation
 from atcl.data.weak import Batch, rule_out
 from atcl.losses import Targets
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 from atcl.training.learner import Learner
 from atcl.training.loop import fit
 from atcl.training.objectives import OBJECTIVES, Objective, loss_of
@@ -80,7 +81,9 @@ def test_an_attack_raises_a_scalar_of_the_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_stage_trains_by_an_objective(name: str) -> None:
-    stage = replace(STAGE, objective=OBJECTIVES[name](), epochs=2)
+    objective = OBJECTIVES[name]()
+    views = (Augmentation(flip=True),) * (objective.views - 1)
+    stage = replace(STAGE, objective=objective, views=views, epochs=2)
     data = tiny.problem(tiny.RECIPES["digits/direct-log"].labels).train
     learner = Learner(tiny.TinyNet(), data, stage)
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
@@ -137,7 +140,7 @@ def test_a_schedule_gives_a_finite_number_in_every_epoch(name: str) -> None:
     ids=lambda settings: type(settings).__name__,
 )
 def test_settings_come_back_from_a_file(settings: Any) -> None:
-    assert from_data(to_data(settings), KINDS) == settings
+    assert from_data(to_data(settings), kinds()) == settings
     assert all(field.name for field in fields(settings))
 
 

@@ -15,7 +15,7 @@ from atcl.recipes.catalogue import RECIPES, recipe
 from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
 from atcl.recipes.names import OWN
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 from atcl.runs.execute import blind
 from atcl.training.schedules import Constant
 
@@ -23,7 +23,7 @@ from atcl.training.schedules import Constant
 @pytest.mark.parametrize("name", RECIPES)
 def test_round_trips_through_json(name: str) -> None:
     wanted = recipe(name)
-    again = from_data(json.loads(json.dumps(to_data(wanted))), KINDS)
+    again = from_data(json.loads(json.dumps(to_data(wanted))), kinds())
     assert again == wanted
     assert hash(again) == hash(wanted)
     assert digest(again) == digest(wanted)
@@ -128,9 +128,9 @@ def test_contradictions_are_refused() -> None:
 def test_foreign_settings_are_refused() -> None:
     data = to_data(recipe("digits/oracle"))
     with pytest.raises(AtclError, match="not of this version"):
-        from_data({**data, "surprise": 1}, KINDS)
+        from_data({**data, "surprise": 1}, kinds())
     with pytest.raises(AtclError, match="not of this version"):
-        from_data({"kind": "Popen", "args": "x"}, KINDS)
+        from_data({"kind": "Popen", "args": "x"}, kinds())
 
 
 def test_the_one_use_of_test_truth_is_declared() -> None:

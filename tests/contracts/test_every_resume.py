@@ -21,8 +21,6 @@ from atcl.training.stage import Stage
 from tests import tiny
 from tests.children import CONTEXT, FORKS, needs_fork_server
 
-CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load
-
 
 def with_plain_loss(stage: Stage) -> Stage:
     lr = Constant(1.0) if isinstance(stage.lr, Constant) else stage.lr
@@ -83,7 +81,7 @@ def finish(name: str, folder: Path) -> float:
 
 
 def outcome(folder: Path) -> tuple[list[Record], dict[str, torch.Tensor], bytes]:
-    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
     state = checkpoints.newest(folder / "checkpoints", pytest.fail)
     assert state is not None
     return (
@@ -98,7 +96,7 @@ def outcome(folder: Path) -> tuple[list[Record], dict[str, torch.Tensor], bytes]
 def test_killed_at_random_moments_ends_the_same(name: str, tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     seconds = finish(name, whole)
-    epochs = len((whole / "journal.jsonl").read_text().splitlines())
+    epochs = len((whole / "journal.jsonl").read_text(encoding="utf-8").splitlines())
     dice = random.Random(name)
     cut_short = 0
     for reached in sorted(dice.sample(range(epochs), 3)):

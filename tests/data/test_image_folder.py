@@ -110,18 +110,18 @@ def test_names_beyond_ascii_are_kept(images: Path) -> None:
 
 
 def test_paths_may_be_texts(images: Path) -> None:
-    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog|horse\n")
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog|horse\n", encoding="utf-8")
     assert len(read_folder(str(images), str(images.parent / "labels.csv"), SHAPE, CLASSES).data) == 2
 
 
 def test_a_class_that_is_never_a_complementary_label_is_refused(images: Path) -> None:
-    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog\n")
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\nb.png,dog\n", encoding="utf-8")
     with pytest.raises(AtclError, match="no picture is said not to be 'horse'"):
         read_folder(images, images.parent / "labels.csv", SHAPE, CLASSES)
 
 
 def test_all_problems_are_named_at_once(images: Path) -> None:
-    (images / "text.png").write_text("not a picture")
+    (images / "text.png").write_text("not a picture", encoding="utf-8")
     text = """file,not,who
 a.png,cat,me
 gone.png,cat,me
@@ -264,13 +264,13 @@ def test_classes_that_are_none_give_one_line(classes: tuple[str, ...], message: 
 
 
 def test_a_shape_that_pictures_do_not_have_is_refused(images: Path) -> None:
-    (images.parent / "labels.csv").write_text("file,not\na.png,cat\n")
+    (images.parent / "labels.csv").write_text("file,not\na.png,cat\n", encoding="utf-8")
     with pytest.raises(AtclError, match="colour; not as"):
         read_folder(images, images.parent / "labels.csv", (2, 8, 8), CLASSES)
 
 
 def truth(images: Path, text: str) -> Split:
-    (images.parent / "truth.csv").write_text(text)
+    (images.parent / "truth.csv").write_text(text, encoding="utf-8")
     return read_truth(images, images.parent / "truth.csv", SHAPE, CLASSES)
 
 
@@ -294,11 +294,11 @@ def test_problems_of_true_classes_are_named_at_once_too(images: Path) -> None:
 def test_the_page_about_own_data_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs/own-data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/own-data.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```csv\n(.*?)```", page, re.S):
         name = {"not": "labels.csv", "class": "truth.csv"}[block.split("\n")[0].split(",")[1]]
-        Path(name).write_text(block)
+        Path(name).write_text(block, encoding="utf-8")
         for file in [line.split(",")[0] for line in block.splitlines()[1:]]:
             (tmp_path / "pictures" / file).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(X[0]).save(tmp_path / "pictures" / file)

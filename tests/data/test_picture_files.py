@@ -163,7 +163,7 @@ def refused(path: Path, message: str, shape: tuple[int, int, int] = (1, 8, 8)) -
 
 
 def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_text("hello, I am a text\n" * 20)
+    (tmp_path / "a.png").write_text("hello, I am a text\n" * 20, encoding="utf-8")
     (tmp_path / "b.png").write_bytes(b"")
     refused(tmp_path / "a.png", "is not a picture")
     refused(tmp_path / "b.png", "is not a picture")
@@ -173,7 +173,7 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 
 def test_a_program_with_the_name_of_a_picture_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text(
-        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+        "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", encoding="utf-8"
     )
     refused(tmp_path / "a.png", "is not a picture")
     assert "EPS" not in PICTURE_FORMATS

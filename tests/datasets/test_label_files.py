@@ -42,15 +42,17 @@ def written(name: str, folder: Path, rounds: list[list[int]] = ROUNDS) -> str:
     elif name.endswith(".npy"):
         np.save(path, np.array(rounds))
     elif name == "named.json":
-        path.write_text(json.dumps({"ord_labels": truth, "cl_labels": rounds}))
+        path.write_text(json.dumps({"ord_labels": truth, "cl_labels": rounds}), encoding="utf-8")
     elif name.endswith(".json"):
-        path.write_text(json.dumps(rounds))
+        path.write_text(json.dumps(rounds), encoding="utf-8")
     elif name == "heading.csv":
         lines = [
             f"{i}.png,{true},{','.join(map(str, labels))}"
             for i, (true, labels) in enumerate(zip(truth, rounds, strict=True))
         ]
-        path.write_text("\n".join(["image,ord_label,cl_label_1,cl_label_2,cl_label_3", *lines]) + "\n")
+        path.write_text(
+            "\n".join(["image,ord_label,cl_label_1,cl_label_2,cl_label_3", *lines]) + "\n", encoding="utf-8"
+        )
     elif name == "array.pkl":
         path.write_bytes(pickle.dumps({"ord_labels": np.array(truth), "cl_labels": np.array(rounds, ">i4")}))
     elif name == "early.pkl":
@@ -67,7 +69,8 @@ def written(name: str, folder: Path, rounds: list[list[int]] = ROUNDS) -> str:
         )
     else:
         path.write_text(
-            "\n".join(("," if name.endswith(".csv") else " ").join(map(str, row)) for row in rounds)
+            "\n".join(("," if name.endswith(".csv") else " ").join(map(str, row)) for row in rounds),
+            encoding="utf-8",
         )
     return str(path)
 
@@ -112,8 +115,8 @@ def test_images_may_have_different_numbers_of_labels(name: str, tmp_path: Path) 
 
 def test_one_label_for_each_image_may_stand_in_a_plain_list(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([0, 3, 2, 4]))
-    (tmp_path / "a.json").write_text("[0, 3, 2, 4]")
-    (tmp_path / "a.txt").write_text("0\n3\n2\n4\n")
+    (tmp_path / "a.json").write_text("[0, 3, 2, 4]", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("0\n3\n2\n4\n", encoding="utf-8")
     for name in ("a.npy", "a.json", "a.txt"):
         assert ruled_out(FromFile(str(tmp_path / name))) == [[0], [3], [2], [4]]
 
@@ -128,7 +131,7 @@ def test_a_million_labels_of_a_file_arrive_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_named_matrix_is_carried_for_forward(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text("\n".join(",".join(["0.2"] * 5) for _ in range(5)))
+    (tmp_path / "m.csv").write_text("\n".join(",".join(["0.2"] * 5) for _ in range(5)), encoding="utf-8")
     path = written("a.npy", tmp_path)
     assert weaken(images(), FromFile(path), 0).transition is None
     transition = weaken(images(), FromFile(path, matrix=str(tmp_path / "m.csv")), 0).transition
@@ -159,7 +162,7 @@ def test_a_bad_file_is_refused_in_one_line(
     name: str, content: str | None, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(AtclError, match=message) as caught:
         ruled_out(FromFile(str(tmp_path / name)))
     assert "\n" not in str(caught.value)

@@ -25,7 +25,7 @@ from atcl.datasets.labels import (
 )
 from atcl.datasets.truth import Split, Truth
 from atcl.recipes.catalogue import recipe
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 from tests.tiny import split
 
 TRUE = torch.arange(10).repeat(3000)
@@ -151,10 +151,13 @@ def write_matrix(path: Path, rows: list[list[float]]) -> None:
     if path.suffix == ".npy":
         np.save(path, np.array(rows))
     elif path.suffix == ".json":
-        path.write_text(json.dumps({"T": rows, "classes": ["a", "b", "c"]} if path.stem == "named" else rows))
+        path.write_text(
+            json.dumps({"T": rows, "classes": ["a", "b", "c"]} if path.stem == "named" else rows),
+            encoding="utf-8",
+        )
     else:
         separator = "," if path.suffix == ".csv" else "  "
-        path.write_text("\n".join(separator.join(map(str, row)) for row in rows) + "\n")
+        path.write_text("\n".join(separator.join(map(str, row)) for row in rows) + "\n", encoding="utf-8")
 
 
 ROWS = [[0.0, 0.75, 0.25], [0.5, 0.0, 0.5], [0.9, 0.05, 0.05]]
@@ -190,7 +193,7 @@ def test_a_bad_matrix_is_refused_in_one_line(
     name: str, content: str | None, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(AtclError, match=message) as caught:
         Biased(str(tmp_path / name)).check(3)
     assert "\n" not in str(caught.value)
@@ -230,7 +233,7 @@ def test_losses_for_a_single_label_take_every_source_that_gives_one(
             replace(plain, labels=labels)
         return
     wanted = replace(plain, labels=labels)
-    assert from_data(json.loads(json.dumps(to_data(wanted))), KINDS) == wanted
+    assert from_data(json.loads(json.dumps(to_data(wanted))), kinds()) == wanted
 
 
 @pytest.mark.parametrize("number", [1, 3, 9])

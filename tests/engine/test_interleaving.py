@@ -174,7 +174,7 @@ def test_the_one_of_several_recipes_that_fails_is_named(tmp_path: Path) -> None:
     problem, names = tiny.problem(RECIPE.labels), ("digits/direct-log", "digits/oracle")
     specs = [RunSpec(tiny.RECIPES[name], name, 3, tmp_path / name, problem, tiny.TinyNet) for name in names]
     (tmp_path / "digits").mkdir()
-    (tmp_path / "digits/oracle").write_text("in the way")
+    (tmp_path / "digits/oracle").write_text("in the way", encoding="utf-8")
     with pytest.raises(AtclError, match="digits/oracle, seed 3: cannot write"):
         train_together(specs, tiny.ON_CPU)
 

@@ -485,7 +485,10 @@ def test_evaluations_in_fp16_are_cached_apart_and_earlier_ones_still_count(
     assert "crafted" not in found["autoattack"].attack
     new = measure(model, test, THREAT, ["autoattack"], keep=tmp_path)["autoattack"]
     assert (new.attack["crafted"], number) == ("fp32", 2)  # a CPU has no CUDA graphs
-    tops = [json.loads(path.read_text().splitlines()[0]) for path in sorted(tmp_path.glob("autoattack-*"))]
+    tops = [
+        json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+        for path in sorted(tmp_path.glob("autoattack-*"))
+    ]
     assert sorted("half" in top for top in tops) == [False, True]
     again = measure(model, test, THREAT, ["natural"], keep=tmp_path, extend=True)
     assert (again["autoattack"].attack.get("crafted"), number) == ("fp32", 2)

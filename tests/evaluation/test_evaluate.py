@@ -48,8 +48,6 @@ from atcl.models import MODELS
 from tests import tiny
 from tests.children import CONTEXT, needs_fork_server
 
-CONTEXT.set_forkserver_preload(["atcl", "torch._dynamo", __name__])  # what each child would load
-
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
@@ -87,7 +85,7 @@ def test_autoattack_through_us_is_pyautoattack_image_by_image(
 def withstanding(folder: Path, attack: str, images: int) -> Tensor:
     """Read from the cache which images withstand an attack, as a user would."""
     (path,) = folder.glob(f"{attack}-*.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()][1:-1]
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][1:-1]
     found = torch.ones(images, dtype=torch.bool)
     for step in dict.fromkeys(line["pass"] for line in lines):
         index = found.nonzero()[:, 0]
@@ -145,7 +143,7 @@ def evaluate_here(folder: Path, result: Path) -> None:
     net = tiny.TinyNet().eval()
     test, threat = tiny.split(300, seed=4), Threat(0.02, 0.01)
     found = measure(net, test, threat, BATCHED, seed=2, batch_size=10, keep=folder)
-    result.write_text(json.dumps({name: one.correct for name, one in found.items()}))
+    result.write_text(json.dumps({name: one.correct for name, one in found.items()}), encoding="utf-8")
 
 
 @needs_fork_server
@@ -172,7 +170,9 @@ def test_killed_ten_times_in_one_evaluation_the_numbers_are_the_same(tmp_path: P
     end = start("cut", "cut.json")
     end.join(120)
     assert killed >= 8
-    cut, uncut = (json.loads((tmp_path / name).read_text()) for name in ("cut.json", "whole.json"))
+    cut, uncut = (
+        json.loads((tmp_path / name).read_text(encoding="utf-8")) for name in ("cut.json", "whole.json")
+    )
     assert cut == uncut
 
 
@@ -193,7 +193,7 @@ def test_cached_evaluations_are_not_repeated_and_others_are_not_mistaken_for_the
     assert other["pgd20"].correct < one["pgd20"].correct
     assert len(list(tmp_path.iterdir())) == 2  # each under a name of its own
     assert found(weak) == one  # nothing was overwritten
-    (path,) = [path for path in tmp_path.iterdir() if '"epsilon": 0.2' in path.read_text()]
+    (path,) = [path for path in tmp_path.iterdir() if '"epsilon": 0.2' in path.read_text(encoding="utf-8")]
     path.write_bytes(path.read_bytes()[:-110])  # a last line that was cut off is written anew
     assert found(strong)["pgd20"].correct == other["pgd20"].correct
 
@@ -563,7 +563,7 @@ def test_an_attack_may_evaluate_the_first_images_only(monkeypatch: pytest.Monkey
     assert found[WORST].correct == first[WORST].correct
 
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs/result.schema.json").read_text())
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/result.schema.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", ["digits/warmup-pla", "mnist/two-stage", "own/warmup-pla"])
@@ -571,7 +571,7 @@ def test_a_result_follows_the_published_schema(name: str, tmp_path: Path) -> Non
     recipe = tiny.RECIPES[name]
     problem = tiny.problem(recipe.labels)
     run = atcl.train(recipe, out=tmp_path, problem=problem, build=tiny.TinyNet, execution=tiny.ON_CPU)
-    jsonschema.validate(json.loads((tmp_path / "result.json").read_text()), SCHEMA)
+    jsonschema.validate(json.loads((tmp_path / "result.json").read_text(encoding="utf-8")), SCHEMA)
     broken = {**run.result.to_json(), "metrics": {"pgd20": {"accuracy": 12}}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, SCHEMA)
@@ -583,6 +583,6 @@ def test_a_result_follows_the_published_schema(name: str, tmp_path: Path) -> Non
     ids=lambda path: "-".join(path.parts[-3:-1]),
 )
 def test_every_committed_result_follows_it_too_and_was_checked_for_false_robustness(path: Path) -> None:
-    result = json.loads(path.read_text())
+    result = json.loads(path.read_text(encoding="utf-8"))
     jsonschema.validate(result, SCHEMA)
     assert result["flags"] is not None

@@ -142,7 +142,7 @@ def test_a_model_with_masked_gradients_is_flagged_by_the_right_name(name: str, n
 
 def test_every_check_is_raised_by_some_model_and_described_on_the_page() -> None:
     assert {name for case in CASES.values() for name in case.raises} == set(CHECKS)
-    page = (Path(__file__).parents[2] / "docs/masking.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/masking.md").read_text(encoding="utf-8")
     assert [name for name in CHECKS if f"### `{name}`" not in page] == []
 
 

@@ -96,7 +96,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(tmp_path: Path) -> 
         def notify(self, text: str) -> None:
             self.messages.append(text)
 
-    (tmp_path / layout.TENSORBOARD).write_text("a file in the way")
+    (tmp_path / layout.TENSORBOARD).write_text("a file in the way", encoding="utf-8")
     listener = Listener()
     run = go(tmp_path, watcher=boards.TensorBoardLogger(listener))
     assert len(run.journal) == 5

@@ -7,9 +7,9 @@ import pytest
 
 from atcl.core.settings import digest, from_data, to_data
 from atcl.recipes.catalogue import RECIPES, on_own_data, recipe
-from atcl.recipes.schema import KINDS
+from atcl.recipes.schema import kinds
 
-KNOWN: dict[str, str] = json.loads(Path(__file__).with_name("digests.json").read_text())
+KNOWN: dict[str, str] = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -31,8 +31,8 @@ def test_each_result_in_the_ledger_is_read_as_the_recipe_that_its_folder_names()
     paths = sorted(RESULTS.rglob("result.json"))
     assert len(paths) >= 77
     for path in paths:
-        result = json.loads(path.read_text())
-        wanted = from_data(result["recipe"], KINDS)
+        result = json.loads(path.read_text(encoding="utf-8"))
+        wanted = from_data(result["recipe"], kinds())
         assert path.parent.parent.name.endswith(f"-{digest(wanted)}")
         assert digest(wanted) == result["digest"]
-        assert from_data(json.loads(json.dumps(to_data(wanted))), KINDS) == wanted
+        assert from_data(json.loads(json.dumps(to_data(wanted))), kinds()) == wanted

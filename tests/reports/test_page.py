@@ -85,7 +85,7 @@ class Reader(HTMLParser):
 def read(path: Path) -> tuple[dict[str, int], str]:
     """Return how often each element comes in a page, and its text."""
     reader = Reader()
-    reader.feed(path.read_text())
+    reader.feed(path.read_text(encoding="utf-8"))
     return reader.counts, " ".join(" ".join(reader.words).split())
 
 
@@ -113,7 +113,7 @@ def test_names_of_classes_folders_and_runs_are_text_on_the_page(tmp_path: Path) 
     assert counts["script"] == 2  # the data and the page's own
     assert NASTY in words
     assert str(folder) in words
-    source = re.sub(r'"data:image/png;base64,[^"]*"', "", path.read_text())
+    source = re.sub(r'"data:image/png;base64,[^"]*"', "", path.read_text(encoding="utf-8"))
     for name in ("http-equiv", "http://www.w3.org/2000/svg"):  # names, which nothing fetches
         source = source.replace(name, "")
     assert "http" not in source
@@ -165,8 +165,8 @@ def open_variant(folder: Path, name: str, *words: str) -> Run:
 def after(folder: Path, seed: int, epochs: int) -> Run:
     """A run like `finished` of another seed, which has come to an epoch; at 100 it has its result."""
     run = replace(finished(folder), seed=seed)
-    lines = (folder / "journal.jsonl").read_text().splitlines(keepends=True)
-    (folder / "journal.jsonl").write_text("".join(lines[:epochs]))
+    lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "journal.jsonl").write_text("".join(lines[:epochs]), encoding="utf-8")
     if epochs < len(lines):
         (folder / "result.json").unlink()
     return run
@@ -238,7 +238,7 @@ def test_runs_that_are_not_finished_do_not_count_as_measured(tmp_path: Path) -> 
     assert "warm-up + PLA, seeds 1, 2 (1 not finished): accuracy on the test set" in words
     other = open_variant(tmp_path / "other", "kuzushiji/oracle")
     page = report([*runs, other], tmp_path / "many.html", gallery=False)
-    assert "<td>2 (1 not finished)</td>" in page.read_text()
+    assert "<td>2 (1 not finished)</td>" in page.read_text(encoding="utf-8")
     assert "4 runs, 2 not finished" in read(page)[1]
 
 
@@ -331,7 +331,7 @@ def test_methods_have_the_colours_of_the_figures() -> None:
     for style in (*STYLES.values(), *SERIES):
         assert contrast(on_dark(style.colour), DARK) >= 3
         assert style.dash in DASHES
-    css = (Path(__file__).parents[2] / "src/atcl/reports/page.css").read_text()
+    css = (Path(__file__).parents[2] / "src/atcl/reports/page.css").read_text(encoding="utf-8")
     assert css.count(f"--ground: {DARK};") == 2
 
 
@@ -349,7 +349,7 @@ def test_a_run_that_is_not_finished_shows_its_curves_and_a_note(tmp_path: Path) 
     assert "training has not ended (epoch 3 of 5)" in words
     assert "There is no result yet" in words
     assert counts.get("img", 0) == 0
-    assert '"id":"loss"' in path.read_text()
+    assert '"id":"loss"' in path.read_text(encoding="utf-8")
     assert len(messages) == 1
 
 
@@ -403,7 +403,9 @@ def finished(folder: Path, flags: list[dict[str, Any]] | None = None) -> Run:
         }
         for epoch in range(1, 101)
     ]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "journal.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
+    )
     (folder / "model.safetensors").write_bytes(b"")
     result = {
         **{"recipe": to_data(run.recipe), "seed": run.seed, "training_seconds": 200.0},

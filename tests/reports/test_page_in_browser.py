@@ -69,8 +69,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def cut_short(run: Run) -> None:
     """Leave of a run what it would have left if stopped after its second epoch."""
     for path in (run.folder / "journal.jsonl", run.folder / ANALYSIS):
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if json.loads(line)["epoch"] <= 2))
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["epoch"] <= 2), encoding="utf-8")
     (run.folder / "result.json").unlink()
 
 

@@ -208,17 +208,17 @@ def test_figures_are_read_from_runs_and_from_the_ledger(tmp_path: Path) -> None:
         (folder / "journal.jsonl").write_bytes(to_lines([{"stage": 0, "epoch": 1, "loss": 0.5}]))
     (one / ANALYSIS).write_bytes(to_lines([{"stage": 0, "epoch": 1, "gradient.variance": 0.9}]))
     settings = {"recipe": to_data(recipe("digits/oracle")), "seed": 1}
-    (one / "recipe.json").write_text(json.dumps(settings))
+    (one / "recipe.json").write_text(json.dumps(settings), encoding="utf-8")
     messages: list[str] = []
     assert recorded_in(tmp_path / "runs", tmp_path / "results", messages.append) == []  # neither is finished
-    (one / "result.json").write_text("{}")
-    (two / "result.json").write_text(json.dumps({**settings, "seed": 2}))
+    (one / "result.json").write_text("{}", encoding="utf-8")
+    (two / "result.json").write_text(json.dumps({**settings, "seed": 2}), encoding="utf-8")
     found = recorded_in(tmp_path / "runs", tmp_path / "results", messages.append)
     assert [(run.seed, run.points("loss"), run.points("gradient.variance")) for run in found] == [
         (1, {1: 0.5}, {1: 0.9}),
         (2, {1: 0.5}, {}),
     ]
-    (two / "result.json").write_text("{}")
+    (two / "result.json").write_text("{}", encoding="utf-8")
     assert len(recorded_in(tmp_path / "runs", tmp_path / "results", messages.append)) == 1
     assert "is passed over" in messages[-1]
 
@@ -257,7 +257,7 @@ def test_small_runs_are_trained_observed_and_drawn_with_their_images(tmp_path: P
                 assert (mean is not None) == (curve.source.method == "oracle") == (not lacking)
     paths, missing = make("adversarial-images", FIGURES["adversarial-images"], setting, runs, tmp_path)
     assert not missing
-    rows = list(csv.DictReader(paths[2].read_text().splitlines()))
+    rows = list(csv.DictReader(paths[2].read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 4 * 10
     oracle = [row for row in rows if row["attack"] == "oracle"]
     assert {row["l1_to_oracle"] for row in oracle} == {"0.0"}
@@ -286,7 +286,7 @@ def test_a_legend_counts_the_seeds_of_its_curves(lacking: tuple[int, ...], note:
 def test_what_is_no_folder_is_refused_in_one_line(
     option: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     assert main(["figure", "warmup", option, str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path / name) in line
@@ -301,5 +301,5 @@ def test_figures_in_the_pages_are_drawn_from_the_ledger(path: Path, tmp_path: Pa
     assert path.with_suffix(".png").exists()
     runs = recorded_in(tmp_path / "none", path.parents[2] / "results", pytest.fail)
     make(path.stem, FIGURES[path.stem], PAPER_SETTING, runs, tmp_path)
-    same = (tmp_path / path.name).read_text() == path.read_text()
+    same = (tmp_path / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
     assert same, f"stale: atcl figure {path.stem} --out docs/images"

@@ -87,7 +87,7 @@ def opened(name: str, tmp_path: Path) -> Iterator[WorkerPool]:
 def holder(folder: Path) -> int | None:
     """Return the process that writes to a folder."""
     lock = folder / ".lock"
-    words = lock.read_text().split() if lock.exists() else []
+    words = lock.read_text(encoding="utf-8").split() if lock.exists() else []
     return int(words[0]) if words else None
 
 
@@ -447,7 +447,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "slurm"
     folder.mkdir()
     for name, lines in SLURM.items():
-        (folder / name).write_text(f"#!/bin/bash\n{lines.format(folder)}\n")
+        (folder / name).write_text(f"#!/bin/bash\n{lines.format(folder)}\n", encoding="utf-8")
         (folder / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
@@ -464,8 +464,8 @@ def test_an_array_is_queued_and_what_is_left_of_it_is_cancelled_after_an_error(
     ):
         fill(jobs, Console(file=io.StringIO()), pool)
     assert "\n" not in str(refused.value)
-    assert "#SBATCH --array=0-1%2" in (slurm / "script").read_text()
-    assert (slurm / "cancelled").read_text() == "7_1\n"
+    assert "#SBATCH --array=0-1%2" in (slurm / "script").read_text(encoding="utf-8")
+    assert (slurm / "cancelled").read_text(encoding="utf-8") == "7_1\n"
     assert not endless.path.exists()
 
 
@@ -477,7 +477,7 @@ def test_a_key_that_is_pressed_while_jobs_are_queued_cancels_them_with_one_call(
         pytest.raises(KeyboardInterrupt),
     ):
         fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=io.StringIO()), pool)
-    assert (slurm / "cancelled").read_text() == "7_0 7_1\n"
+    assert (slurm / "cancelled").read_text(encoding="utf-8") == "7_0 7_1\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -488,7 +488,7 @@ def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(
     workers: int, ids: list[str], slurm: Path, tmp_path: Path
 ) -> None:
     states = [f"{one}|CANCELLED by 0|None assigned\n" for one in ("7", "7_[0-1]")]
-    (slurm / "states").write_text("".join(states))
+    (slurm / "states").write_text("".join(states), encoding="utf-8")
     printed, runs = io.StringIO(), tmp_path / "[red]"
     with (
         Slurm("waiting").open(LaunchOptions("cpu", workers, runs=runs)) as pool,
@@ -497,7 +497,7 @@ def test_jobs_that_are_cancelled_while_they_wait_end_one_by_one(
         fill([job(tmp_path, seed) for seed in (1, 2)], Console(file=printed, width=400), pool)
     cancelled = re.findall(r"seed (\d): its job (\w+) was cancelled", str(refused.value))
     assert cancelled == list(zip("12", ids, strict=True))
-    assert len((slurm / "queued").read_text().splitlines()) == (2 if workers else 1)
+    assert len((slurm / "queued").read_text(encoding="utf-8").splitlines()) == (2 if workers else 1)
     assert str(runs / "slurm") in printed.getvalue()
     assert not (slurm / "cancelled").exists()
 
@@ -520,7 +520,7 @@ def test_slurm_receives_the_users_options_and_its_refusal_is_one_line(slurm: Pat
         with pytest.raises(AtclError, match=message) as refused:
             fill([job(tmp_path, seed) for seed in (1, 2, 3)], Console(file=io.StringIO()), pool)
     assert "\n" not in str(refused.value)
-    lines = (slurm / "script").read_text().splitlines()
+    lines = (slurm / "script").read_text(encoding="utf-8").splitlines()
     wanted = [f"#SBATCH --{word}" for word in ("partition=nowhere", "account=mine", "qos=high", "time=90")]
     wanted += [f"#SBATCH --{word}" for word in ("constraint=h100", "cpus-per-task=4", "mem=16GB")]
     wanted += [f"#SBATCH --{word}" for word in ("gpus-per-node=1", "array=0-1%2", "reservation=ours")]
@@ -597,18 +597,22 @@ def test_another_service_at_the_address_of_ray_gives_one_line_at_once(
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [(name, module) for name, module in NEEDS.items() if name != "local"]
+    ("name", "module"), [(name, module) for name, module in NEEDS.items() if module != "atcl"]
 )
 def test_a_missing_extra_is_named_with_its_command(
-    name: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    module: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    assert main(["reproduce", "digits", "--on", name]) == 2
+    assert main(["reproduce", "digits", "--on", name, "--results", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith(f"pip install 'atcl[{name}]'\n")
 
 
 def test_commands_of_the_page_can_be_parsed() -> None:
-    page = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/clusters.md").read_text(encoding="utf-8")
     commands = re.findall(r"^atcl reproduce (.*?)(?:  +#.*)?$", page, re.M)
     options = [shlex.split(option) for option in re.findall(r"`(--slurm\..*?)`", page)]
     assert len(commands) > 3

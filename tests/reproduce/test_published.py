@@ -22,7 +22,9 @@ from atcl.reproduce.published import (
     recipe_ref,
 )
 
-FACTS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "reference/paper.json").read_text())
+FACTS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "reference/paper.json").read_text(encoding="utf-8")
+)
 TABLES = {"table1": "exp_1", "ablation": "app_exp_d4", "mcl": "app_exp_mcl"}
 NAMES = {"mnist": "MNIST", "kuzushiji": "Kuzushiji", "cifar10": "CIFAR10", "svhn": "SVHN"}
 SLOW, RAPID = "app_exp_pl_acc", "app_exp_pl_acc_1"
@@ -97,7 +99,7 @@ def read_tables(source: str) -> dict[str, Any]:
     "ATCL_PAPER" not in os.environ, reason="ATCL_PAPER names no file with the paper's LaTeX source"
 )
 def test_the_facts_are_those_of_the_source() -> None:
-    assert read_tables(Path(os.environ["ATCL_PAPER"]).read_text()) == FACTS
+    assert read_tables(Path(os.environ["ATCL_PAPER"]).read_text(encoding="utf-8")) == FACTS
 
 
 def test_the_reader_of_the_source_can_fail() -> None:

@@ -86,7 +86,7 @@ def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(
     places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     words = ["reproduce", "table1", "--datasets", "digits", "--seeds", "1", "--workers", "1", *places]
     page = tmp_path / "page.md"
-    page.write_text("<!-- table: table1 datasets=digits -->\n<!-- end -->\n")
+    page.write_text("<!-- table: table1 datasets=digits -->\n<!-- end -->\n", encoding="utf-8")
     assert main([*words, "--write", str(page)]) == 0
     printed = capsys.readouterr().out
     rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][1:]
@@ -94,7 +94,7 @@ def test_the_stand_in_for_table_1_fills_every_row_and_is_not_run_twice(
     assert [row[0].strip("| *") for row in rows] == titles
     assert all(len(row) == 5 and row[-1] == "1 |" and "—" not in row for row in rows)
     lines = [line for line in printed.splitlines() if line.startswith("|")]
-    assert page.read_text().splitlines()[1:-1] == lines
+    assert page.read_text(encoding="utf-8").splitlines()[1:-1] == lines
     found = sorted((tmp_path / "results").rglob("result.json"))
     assert len(found) == len(list((tmp_path / "results").rglob("journal.jsonl"))) == len(rows)
     before = {path: path.stat().st_mtime_ns for path in found}
@@ -246,7 +246,7 @@ def test_a_mistake_is_refused_before_anything_runs(
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     words = {"--results": str(tmp_path / "results"), "--runs": str(tmp_path / "runs")}
     words[option] = str(tmp_path / "file")
     assert main(["reproduce", "digits", *(word for pair in words.items() for word in pair)]) == 2
@@ -261,7 +261,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
 def test_where_nothing_is_missing_nothing_needs_to_be_written(
     tmp_path: Path, quiet: Console, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     words = ["reproduce", "digits", "--rows", "direct-log", "--seeds", "1"]
     words += ["--results", str(tmp_path / "results"), "--runs"]
     assert main([*words, str(tmp_path / "runs")]) == 0
@@ -272,7 +272,7 @@ def test_where_nothing_is_missing_nothing_needs_to_be_written(
 def test_a_ledger_that_closes_meanwhile_loses_nothing(tmp_path: Path, quiet: Console) -> None:
     one = job(tmp_path)
     one.path.parents[2].mkdir(parents=True)
-    one.path.parents[1].write_text("")  # in the way
+    one.path.parents[1].write_text("", encoding="utf-8")  # in the way
     message = r"cannot be written \(.*\): the run lies whole in .*, and the same command stores it"
     with pytest.raises(AtclError, match=message):
         run_job(one)

@@ -134,13 +134,13 @@ def test_a_result_that_no_run_writes_is_refused_in_one_line(
     for experiment in (TABLE, EXPERIMENTS["claims"], EXPERIMENTS["times"]):
         write_json(path, whole)
         tables_of(experiment, tmp_path)
-        path.write_text(json.dumps(broken(whole, place, value)))
+        path.write_text(json.dumps(broken(whole, place, value)), encoding="utf-8")
         with pytest.raises(AtclError, match=rf"{message}.*: remove it, and it is made again"):
             tables_of(experiment, tmp_path)
     for engine in (..., None):  # of an earlier version, without a choice of engines
         write_json(path, broken(whole, "engine", engine))
         assert markdown(tables_of(EXPERIMENTS["times"], tmp_path))
-    path.write_text("{")
+    path.write_text("{", encoding="utf-8")
     with pytest.raises(AtclError, match=r"cannot be read.*: remove it, and it is made again"):
         tables_of(TABLE, tmp_path)
 
@@ -192,7 +192,7 @@ def test_one_seed_has_no_deviation_and_flags_of_false_robustness_are_shown(tmp_p
 
 def test_a_result_with_other_settings_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path, "kuzushiji/warmup-pla", 1, three(91.0, 85.0, 83.0))
-    result = json.loads(path.read_text())
+    result = json.loads(path.read_text(encoding="utf-8"))
     write_json(path, {**result, "recipe": to_data(recipe_ref("kuzushiji/oracle").recipe)})
     with pytest.raises(AtclError, match="other settings than kuzushiji/warmup-pla"):
         tables_of(TABLE, tmp_path)

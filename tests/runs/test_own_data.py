@@ -109,13 +109,13 @@ def test_predict_as_csv_and_as_json(folder: Path, run: Path, capsys: pytest.Capt
     assert len(rows) == TEST
     assert list(rows[0]) == ["file", "class", "probability", "withstands"]
     assert {row["withstands"] for row in rows} == {"True", "False"}
-    lines = (folder / "truth.csv").read_text().splitlines()
+    lines = (folder / "truth.csv").read_text(encoding="utf-8").splitlines()
     truth = {row["file"]: row["class"] for row in csv.DictReader(lines)}
     right = sum(truth[Path(row["file"]).name] == row["class"] for row in rows)
     assert 100 * right / TEST == pytest.approx(found_accuracy(folder, run, "natural"))
     out = folder / "answers.json"
     assert main(["predict", str(run), str(folder / "test"), "--json", "--out", str(out), "--no-attack"]) == 0
-    answers = json.loads(out.read_text())
+    answers = json.loads(out.read_text(encoding="utf-8"))
     assert [answer["class"] for answer in answers] == [row["class"] for row in rows]
     assert all(set(answer) == {"file", "class", "probability"} for answer in answers)
 

@@ -56,7 +56,7 @@ def test_the_digits_model_has_the_accuracy_on_its_card() -> None:
 
 
 def test_an_installed_package_has_them() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["atcl"]
     kept = [path.relative_to(ROOT / "src/atcl").as_posix() for path in WEIGHTS.rglob("*") if path.is_file()]
     assert kept

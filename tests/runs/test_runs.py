@@ -105,7 +105,7 @@ def test_an_estimated_transition_matrix_is_used_made_once_and_kept(
     plain = tiny.RECIPES["digits/direct-forward"]
     wanted = replace(plain, transition="estimated")
     go(tmp_path / "real", wanted)
-    real = torch.tensor(json.loads((tmp_path / "real/transition.json").read_text())["matrix"])
+    real = torch.tensor(json.loads((tmp_path / "real/transition.json").read_text(encoding="utf-8"))["matrix"])
     torch.testing.assert_close(real.sum(1), torch.ones(tiny.CLASSES))
     odd = torch.eye(tiny.CLASSES).roll(1, 1) * 0.9 + 0.1 / tiny.CLASSES
     monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: odd)
@@ -123,7 +123,7 @@ def test_an_estimated_transition_matrix_is_used_made_once_and_kept(
     monkeypatch.setattr(running, "estimated_transition", lambda *_, **__: real)
     # a start that was killed early left the matrix of other data
     go(given_up, wanted, problem=tiny.problem(Biased("weak")))
-    assert json.loads((given_up / "transition.json").read_text())["matrix"] == real.tolist()
+    assert json.loads((given_up / "transition.json").read_text(encoding="utf-8"))["matrix"] == real.tolist()
 
 
 def test_held_out_images_that_the_user_brings_are_taken(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_lost_model_or_result_is_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{}", "[]", "3", '{"metrics": 1}'])
 def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path, content: str) -> None:
     run = go(tmp_path)
-    (tmp_path / "result.json").write_text(content)
+    (tmp_path / "result.json").write_text(content, encoding="utf-8")
     with pytest.raises(AtclError, match="not the result of a run"):
         run.evaluate(["natural"], build=tiny.TinyNet, test=tiny.split())
 
@@ -475,16 +475,16 @@ def test_devices() -> None:
 def test_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(AtclError, match="not the folder of a run"):
         open_run(tmp_path)
-    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / "result.json").write_text("{}", encoding="utf-8")
     with pytest.raises(AtclError, match="an entry of a ledger, which has a result and no model"):
         open_run(tmp_path)
-    (tmp_path / "recipe.json").write_text("{")
+    (tmp_path / "recipe.json").write_text("{", encoding="utf-8")
     with pytest.raises(AtclError, match="cannot be read"):
         open_run(tmp_path)
-    (tmp_path / "recipe.json").write_text("[]")
+    (tmp_path / "recipe.json").write_text("[]", encoding="utf-8")
     with pytest.raises(AtclError, match="not of a run"):
         open_run(tmp_path)
-    (tmp_path / "recipe.json").write_text(json.dumps({"name": "x"}))
+    (tmp_path / "recipe.json").write_text(json.dumps({"name": "x"}), encoding="utf-8")
     with pytest.raises(AtclError, match="not of a run: KeyError"):
         open_run(tmp_path)
 

@@ -47,7 +47,9 @@ def error(estimate: Tensor, source: Drawn) -> float:
 def biased(tmp_path: Path) -> Biased:
     """A bias that still lets every class be learnt: the labels of a class fall off around the circle."""
     rows = [torch.tensor([0.0, 0.4, 0.3, 0.2, 0.1]).roll(true).tolist() for true in range(CLASSES)]
-    (tmp_path / "matrix.json").write_text(json.dumps([[round(share, 1) for share in row] for row in rows]))
+    (tmp_path / "matrix.json").write_text(
+        json.dumps([[round(share, 1) for share in row] for row in rows]), encoding="utf-8"
+    )
     return Biased(str(tmp_path / "matrix.json"))
 
 

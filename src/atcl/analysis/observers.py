@@ -33,7 +33,6 @@ from atcl.runs.run import Run
 from atcl.training.learner import Learner
 from atcl.training.loop import Observer, Snapshot
 from atcl.training.stage import Phase, Stage
-from atcl.training.supervision import CandidatesOnly, guesses
 
 OBSERVED_IMAGES = 256  # training images, as many as the paper's batch, for gradients and attacks
 TEST_IMAGES = 1000  # test images at most
@@ -365,10 +364,8 @@ def seed_of(run: Run, number: int) -> int:
 
 def _targets(context: ObserverContext, batch: Batch) -> Targets:
     """Return what the stage fits a batch to, without changing the memory."""
-    if isinstance(context.stage.supervision, CandidatesOnly):
-        return Targets(batch.candidates, prior=context.data.prior(), transition=context.data.transition)
-    gamma = context.memory.new_tensor(context.phase.gamma)
-    return Targets(batch.candidates, gamma, guesses(context.memory[batch.index], batch.candidates))
+    data, gamma = context.data, context.memory.new_tensor(context.phase.gamma)
+    return context.stage.supervision.targets(batch, context.memory, gamma, data.prior(), data.transition)
 
 
 def _parts(one: Targets | Quality) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from atcl.training.selection import RULES
 
 def first_line(thing: Any) -> str:
     """Return the first line of the docstring of a class, a function, or the function inside a partial."""
+    if isinstance(thing, str):
+        return thing
     if isinstance(thing, partial):
         thing = thing.keywords.get("ordinary", thing.keywords.get("method", thing.func))
     return (inspect.getdoc(thing) or "").partition("\n")[0].rstrip(".")
@@ -46,27 +48,32 @@ def _dataset(found: Any) -> str:
     return first_line(found)
 
 
-LISTED: dict[str, Mapping[str, str]] = {
-    "recipes": {name: first_line(METHODS[name.partition("/")[2]]) for name in RECIPES},
-    "losses": {name: first_line(loss.of) for name, loss in LOSSES.items()},
-    "datasets": {name: _dataset(found) for name, found in DATASETS.items()},
-    "models": {name: first_line(build) for name, build in MODELS.items()},
-    "labels": {name: f"{kind.__name__}: {first_line(kind)}" for name, kind in LABELS.items()},
-    "attacks": {name: attack.about for name, attack in ATTACKS.items()},
-    "rules": {name: rule.about if rule else "the last epoch" for name, rule in RULES.items()},
-    "exports": {name: format.about for name, format in EXPORTS.items()},
-    "engines": {
-        AUTO: "the fastest that works, by device and length of the training",
-        **{name: about for name, (_, _, about) in ENGINES.items()},
-    },
-    "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
-    "weights": {name: card_line(card) for name, card in cards().items()},
-    "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},
-    "loggers": {name: first_line(kind) for name, kind in LOGGERS.items()},
-    "launchers": {name: first_line(kind) for name, kind in LAUNCHERS.items()},
-    "figures": {name: drawing.about for name, drawing in FIGURES.items()},
-    "augmentations": {name: first_line(kind.of) for name, kind in AUGMENTATIONS.items()},
-}
+def listing() -> dict[str, Mapping[str, str]]:
+    """Return the names of each kind, each with a line of description, as the registries are now."""
+    return {
+        "recipes": {name: first_line(METHODS.get(name.partition("/")[2], "")) for name in RECIPES},
+        "losses": {name: first_line(loss.of) for name, loss in LOSSES.items()},
+        "datasets": {name: _dataset(found) for name, found in DATASETS.items()},
+        "models": {name: first_line(build) for name, build in MODELS.items()},
+        "labels": {name: f"{kind.__name__}: {first_line(kind)}" for name, kind in LABELS.items()},
+        "attacks": {name: attack.about for name, attack in ATTACKS.items()},
+        "rules": {name: rule.about if rule else "the last epoch" for name, rule in RULES.items()},
+        "exports": {name: format.about for name, format in EXPORTS.items()},
+        "engines": {
+            AUTO: "the fastest that works, by device and length of the training",
+            **{name: about for name, (_, _, about) in ENGINES.items()},
+        },
+        "experiments": {name: experiment.about for name, experiment in EXPERIMENTS.items()},
+        "weights": {name: card_line(card) for name, card in cards().items()},
+        "observations": {name: observation.about for name, observation in OBSERVATIONS.items()},
+        "loggers": {name: first_line(kind) for name, kind in LOGGERS.items()},
+        "launchers": {name: first_line(kind) for name, kind in LAUNCHERS.items()},
+        "figures": {name: drawing.about for name, drawing in FIGURES.items()},
+        "augmentations": {name: first_line(kind.of) for name, kind in AUGMENTATIONS.items()},
+    }
+
+
+LISTED = listing()
 
 
 def as_json() -> str:

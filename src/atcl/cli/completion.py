@@ -17,20 +17,20 @@ from atcl.core.settings import option_names
 SCRIPTS = {
     "bash": """_atcl() {
   local IFS=$'\\n'
-  COMPREPLY=($(compgen -W "$(atcl completion words --typed "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)" \\
+  COMPREPLY=($(compgen -W "$(atcl completion words "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)" \\
     -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _atcl atcl""",
     "zsh": """#compdef atcl
 _atcl() {
   local -a names
-  names=(${(f)"$(atcl completion words --typed "${(@)words[2,CURRENT-1]}" 2>/dev/null)"})
+  names=(${(f)"$(atcl completion words "${(@)words[2,CURRENT-1]}" 2>/dev/null)"})
   (( $#names )) && compadd -a names || _files
 }
 compdef _atcl atcl""",
     "fish": """function __atcl
   set -l typed (commandline -opc)
-  atcl completion words --typed $typed[2..-1] 2>/dev/null
+  atcl completion words $typed[2..-1] 2>/dev/null
 end
 complete -c atcl -a '(__atcl)'""",
 }
@@ -39,6 +39,7 @@ AFTER = {  # the kind of name that follows an option
     "--engine": "engines",
     "--format": "exports",
     "--observe": "observations",
+    "--log": "loggers",
     "--selection": "rules",
     "--dataset": "datasets",
     "--model": "models",
@@ -53,15 +54,10 @@ class Completion:
     """Print a script with which bash, zsh or fish complete this command: eval "$(atcl completion bash)"."""
 
     shell: Annotated[str, tyro.conf.Positional]
-    """bash, zsh or fish; `words` prints what may follow the words after --typed"""
-    typed: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
-    """the words before the one to complete"""
+    """bash, zsh or fish"""
 
     def run(self, console: Console, overrides: Sequence[str]) -> None:
-        if self.shell == "words":
-            print("\n".join(following([*self.typed, *overrides])))
-        else:
-            print(pick({**SCRIPTS}, self.shell, "shell"))
+        print(pick({**SCRIPTS}, self.shell, "shell"))
 
 
 def following(typed: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 Nothing here imports PyTorch, so that help, lists and misspelt names answer at once.
 """
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from atcl.cli import commands
 from atcl.cli.commands import TAKES_OVERRIDES
-from atcl.cli.completion import Completion
+from atcl.cli.completion import Completion, following
 from atcl.cli.names import listed
 from atcl.core.errors import AtclError, meant, pick
 from atcl.core.settings import option_names, parse
@@ -31,14 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 2 after a mistake of the user, with one line on standard error; 130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview())
-        return 0
-    if words[0] == "--version":
-        print(__version__)
-        return 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names that the terminal's encoding lacks are escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
-        _run(words)
+        if not words or words[0] in ("-h", "--help"):
+            print(_overview(), flush=True)
+        elif words[0] == "--version":
+            print(__version__, flush=True)
+        else:
+            _run(words)
     except AtclError as error:
         print(f"atcl: {error}", file=sys.stderr)
         return 2
@@ -53,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> None:
     """Parse the words of a command, and run it."""
     name, rest = words[0], list(words[1:])
+    if name == "completion" and rest[:1] == ["words"]:  # those behind it belong to another command
+        print("\n".join(following(rest[1:])))
+        return
     kind = pick(ALL_COMMANDS, name, "command")
     if kind in TAKES_OVERRIDES:
         rest = _recipe_first(rest)

@@ -5,13 +5,15 @@ registries, which imports PyTorch.
 """
 
 import json
+import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 from atcl.core.errors import AtclError, pick
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
-GRACE = 60.0  # seconds: an installation writes its files in any order
+GRACE = 5.0  # seconds: git writes the files of a checkout in any order
 
 LISTED_KINDS = (
     "recipes",
@@ -34,21 +36,41 @@ LISTED_KINDS = (
 
 
 @cache
-def catalogue() -> dict[str, dict[str, str]]:
+def catalogue() -> Mapping[str, Mapping[str, str]]:
     """Return the names of each kind, each with a line of description."""
-    package = CATALOGUE.parents[1]
-    newest = max(path.stat().st_mtime for path in package.rglob("*.py"))
-    if CATALOGUE.exists() and newest <= CATALOGUE.stat().st_mtime + GRACE:
+    if CATALOGUE.exists() and not _is_stale():
         found: dict[str, dict[str, str]] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
         return found
-    from atcl.cli.catalogue import LISTED
-
-    return {kind: dict(names) for kind, names in LISTED.items()}
+    return _registries()
 
 
-def listed(kind: str) -> dict[str, str]:
+def listed(kind: str) -> Mapping[str, str]:
     """Return the names of a kind, each with its description."""
     return catalogue()[kind]
+
+
+def _names_for(kind: str, name: str) -> Mapping[str, str]:
+    """Return the names of a kind, among which a name is looked up.
+
+    A program that has imported PyTorch may have added the name to a registry, which is asked then.
+    """
+    names = listed(kind)
+    return _registries()[kind] if name not in names and "torch" in sys.modules else names
+
+
+def _is_stale() -> bool:
+    """Return whether a source file is newer, as may be in a checkout; nobody edits an installation."""
+    package = CATALOGUE.parents[1]
+    if not (package.parents[1] / ".git").exists():
+        return False
+    newest = max(path.stat().st_mtime for path in package.rglob("*.py"))
+    return newest > CATALOGUE.stat().st_mtime + GRACE
+
+
+def _registries() -> Mapping[str, Mapping[str, str]]:
+    from atcl.cli.catalogue import listing
+
+    return listing()
 
 
 def check_kind(kind: str) -> None:
@@ -64,12 +86,12 @@ def check_name(kind: str, name: str, singular: str) -> None:
         name: the name.
         singular: one of the kind, such as "loss", for the message.
     """
-    pick(listed(kind), name, singular)
+    pick(_names_for(kind, name), name, singular)
 
 
 def check_recipe(name: str) -> None:
     """Raise an AtclError for a name that no recipe has, with the closest one that exists."""
-    recipes = listed("recipes")
+    recipes = _names_for("recipes", name)
     halves = [recipe.partition("/") for recipe in recipes]
     if any(name == method for _, _, method in halves):
         raise AtclError(_not_whole(name, f"digits/{name}"))

@@ -64,7 +64,12 @@ def pick(registry: Mapping[str, _T], name: str, kind: str) -> _T:
     if name in registry:
         return registry[name]
     listed = {"loss": "losses"}.get(kind, f"{kind}s")
-    hint = nearest(name, registry, f"; `atcl list {listed}` shows the names")
+    shown = (
+        f"; `atcl list {listed}` shows the names"
+        if " " not in listed
+        else f"; there are {', '.join(registry)}"
+    )
+    hint = nearest(name, registry, shown)
     raise AtclError(f"unknown {kind} {name!r}{hint}")
 
 

@@ -43,14 +43,14 @@ class Remote:
         """
         if path.is_dir():
             return
-        found = sha256_of(path, unpacked=bool(self.content))
+        found = md5_of(path, unpacked=bool(self.content))
         if found != (self.content or self.md5):
             raise AtclError(
                 f"{path} is not the official file (MD5 digest {found}): remove it to have it downloaded again"
             )
 
 
-def sha256_of(path: Path, unpacked: bool) -> str:
+def md5_of(path: Path, unpacked: bool) -> str:
     """Return the MD5 digest of a file, or of its unpacked content, which is never in memory as a whole."""
     found = hashlib.md5(usedforsecurity=False)
     try:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from atcl.attacks.pgd import AttackLoss, cw_margin, pgd
 from atcl.attacks.threat import Threat
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, pick
 from atcl.core.seeds import generator
 
 WORST = "worst"  # for each image the worst case over all attacks that were run
@@ -90,10 +90,8 @@ def autoattack(
 
     with torch.no_grad():
         classes = model(x[:1]).shape[1]
-    names = {"linf": "Linf", "l2": "L2"}
-    whole = AutoAttack(
-        model, device=x.device, eps=threat.epsilon, norm=names[threat.norm], seed=seed, version="standard"
-    )
+    norm = pick({"linf": "Linf", "l2": "L2"}, threat.norm, "norm of AutoAttack")
+    whole = AutoAttack(model, device=x.device, eps=threat.epsilon, norm=norm, seed=seed, version="standard")
     whole.attacks_to_run = [part]
     # the standard version targets nine classes; with fewer to target, all of them
     whole.apgd_targeted.n_target_classes = whole.fab.n_target_classes = min(9, classes - 1)

@@ -91,7 +91,7 @@ def evaluate(
         y: (n,) their true classes.
         epsilon: radius of the ball that the attacks stay in, where pixels lie in [0, 1].
         attacks: names from `atcl list attacks`.
-        norm: a name from `atcl list norms`.
+        norm: linf or l2.
         step_size: length of a step of PGD; None: epsilon / 8.
         seed: the random starts follow from it.
         batch_size: images at a time; None: chosen for each attack.

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from atcl.attacks.norms import Start
 from atcl.attacks.pgd import AttackLoss, cw_margin, given, pgd
 from atcl.attacks.threat import Threat
-from atcl.core.errors import AtclError
+from atcl.core.errors import AtclError, pick
 from atcl.core.modules import device_of, evaluating
 from atcl.core.seeds import derive, forked_rng, generator
 from atcl.data.images import as_float, checked_images
@@ -112,7 +112,8 @@ def _evidence(
             f"the model has {classes} classes: it needs at least two, and labels in 0 to {classes - 1}"
         )
     right = passes[0].isfinite().all(1) & _kept(passes[0], labels)
-    radius = max(GEOMETRIES[threat.norm].erasing(x[0].numel()), threat.epsilon)
+    geometry = pick(GEOMETRIES, threat.norm, "norm of the checks for false robustness")
+    radius = max(geometry.erasing(x[0].numel()), threat.epsilon)
     if not bool(right.any()):  # there is nothing to break
         return Evidence(labels, passes, right, threat.norm, radius, *[x[right]] * 2, *[passes[0][right]] * 7)
     batches = zip(x[right].split(batch_size), labels[right].split(batch_size), strict=True)

@@ -4,4 +4,7 @@ from atcl.loggers.base import Logger
 from atcl.loggers.csv import CsvLogger
 from atcl.loggers.tensorboard import TensorBoardLogger
 
-LOGGERS: dict[str, type[Logger]] = {"tensorboard": TensorBoardLogger, "csv": CsvLogger}
+LOGGERS: dict[str, type[Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "csv": CsvLogger,
+}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from atcl.core.errors import AtclError, pick
-from atcl.datasets.labels import Given
+from atcl.datasets.labels import Given, Ordinary
 from atcl.models import Derived
 from atcl.recipes.defaults import DEFAULTS
 from atcl.recipes.methods import METHODS
@@ -25,6 +25,11 @@ def on_own_data(wanted: Recipe) -> Recipe:
         >>> on_own_data(recipe("cifar10/warmup-pla")).selection
         'held_scel_attacked'
     """
+    if isinstance(wanted.labels, Ordinary):
+        raise AtclError(
+            "this recipe learns from true labels, and data of your own have complementary ones: "
+            "choose another recipe, such as own/warmup-pla"
+        )
     own = DEFAULTS[OWN]
     return replace(
         wanted,

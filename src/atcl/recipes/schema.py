@@ -104,9 +104,9 @@ class Recipe:
         return any(rule and rule.on == "test" for rule in map(self.rule, range(len(self.stages) - 1)))
 
 
-KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
+def kinds() -> dict[str, type]:
+    """Return the classes that a saved recipe may hold, by name, with what was added to the registries."""
+    found = (
         Recipe,
         Stage,
         Budget,
@@ -122,4 +122,4 @@ KINDS: dict[str, type] = {
         Derived,
         Official,
     )
-}
+    return {kind.__name__: kind for kind in found}

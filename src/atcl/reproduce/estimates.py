@@ -10,7 +10,7 @@ from atcl.core.errors import AtclError
 from atcl.core.settings import from_data
 from atcl.evaluation.attacks import WORST
 from atcl.recipes.costs import costs
-from atcl.recipes.schema import KINDS, Recipe
+from atcl.recipes.schema import Recipe, kinds
 from atcl.reproduce.cells import Table
 from atcl.reproduce.experiments import Experiment
 from atcl.reproduce.ledger import Job, entries, read_result
@@ -45,7 +45,7 @@ def seconds(job: Job, known: Sequence[Result]) -> tuple[float, list[str]]:
     A part is training, or an attack.
     """
     wanted = job.what.recipe
-    recipes = [(result, from_data(result.recipe, KINDS)) for result in known]
+    recipes = [(result, from_data(result.recipe, kinds())) for result in known]
     alike = [
         (result, made)
         for result, made in recipes

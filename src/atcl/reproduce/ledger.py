@@ -11,7 +11,7 @@ from atcl.core.journal import Record, read
 from atcl.core.settings import digest, from_data
 from atcl.evaluation.reported import REPORTED
 from atcl.recipes.catalogue import with_derived_weights
-from atcl.recipes.schema import KINDS, Recipe
+from atcl.recipes.schema import Recipe, kinds
 from atcl.reproduce.experiments import Experiment
 from atcl.reproduce.published import RecipeRef, card
 from atcl.runs import layout
@@ -197,7 +197,7 @@ def _entries(experiment: Experiment, results: Path, what: RecipeRef, wanted: Rec
         if not path.exists():
             continue
         result = read_result(path)
-        if from_data(result.recipe, KINDS) != wanted:
+        if from_data(result.recipe, kinds()) != wanted:
             raise AtclError(f"{path} was made with other settings than {what.words} has now{AGAIN}")
         if result.seed != seed:
             raise AtclError(f"{path} is of seed {result.seed}{AGAIN}")

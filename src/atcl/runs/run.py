@@ -16,7 +16,7 @@ from atcl.evaluation.evaluate import Measurement, Watch
 from atcl.evaluation.reported import REPORTED
 from atcl.models import MODELS
 from atcl.recipes.catalogue import RECIPES, recipe
-from atcl.recipes.schema import KINDS, Recipe
+from atcl.recipes.schema import Recipe, kinds
 from atcl.runs import layout
 from atcl.runs.measure import Measuring, measure_run
 from atcl.runs.problem import Build, Problem
@@ -79,7 +79,14 @@ class Run:
 
     def fresh_model(self, build: Build | None = None) -> Module:
         """Return a new model, the recipe's or that of `build`."""
-        return build() if build else pick(MODELS, self.recipe.model, "model")(self.classes, self.shape)
+        if build:
+            return build()
+        if self.recipe.model not in MODELS and (self.folder / layout.RECIPE).exists():
+            raise AtclError(
+                f"the run {self.folder} has a model of your own, {self.recipe.model}: "
+                "give `build`, the function that returns a new one"
+            )
+        return pick(MODELS, self.recipe.model, "model")(self.classes, self.shape)
 
     def model(self, device: str = "cpu", build: Build | None = None) -> Module:
         """Return the chosen model, in eval mode.
@@ -214,7 +221,7 @@ def open_run(folder: Path | str) -> Run:
             Path(folder),
             record["name"],
             record["seed"],
-            from_data(record["recipe"], KINDS),
+            from_data(record["recipe"], kinds()),
             record["classes"],
             (channels, height, width),
             names,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 from atcl.core.errors import AtclError
@@ -60,11 +61,16 @@ class RunSpec:
         Raises:
             AtclError: there is no recipe of this name, or the seed is negative or no whole number.
         """
-        if not isinstance(seed, int) or seed < 0:
+        if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
             raise AtclError(f"the seed must be a whole number of at least 0, not {seed!r}")
         wanted = recipe(what) if isinstance(what, str) else what
+        if not isinstance(wanted, Recipe):
+            raise AtclError(f"give a recipe or its name, such as 'digits/warmup-pla', not {what!r}")
+        if problem is not None and not isinstance(problem, Problem):
+            given_kind = type(problem).__name__
+            raise AtclError(f"`problem` is an atcl.Problem, such as Problem(weak_data), not a {given_kind}")
         given = name or (what if isinstance(what, str) else name_of(what))
-        return RunSpec(wanted, given, seed, None if out is None else Path(out), problem, build)
+        return RunSpec(wanted, given, int(seed), None if out is None else Path(out), problem, build)
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"

@@ -208,7 +208,7 @@ class _Start:
         wanted, problem = _on_own_data(wanted, spec.problem), spec.problem
         if wanted.holdout and problem.held is None:
             problem = problem.held_out(wanted.holdout, derive(spec.seed, "holdout"))
-        return wanted, f"{OWN}/{spec.name.partition('/')[2]}", problem
+        return wanted, f"{OWN}/{spec.name.rpartition('/')[2]}", problem
 
 
 def problem_of(wanted: Recipe, seed: int, data_dir: Path | None = None) -> Problem:

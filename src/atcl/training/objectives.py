@@ -100,7 +100,10 @@ class Trades:
         return loss, logits
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"min-max": MinMax, "trades": Trades}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "min-max": MinMax,
+    "trades": Trades,
+}
 
 # Type checkers accept whatever has the interface; the command line offers what the registry names.
 if TYPE_CHECKING:

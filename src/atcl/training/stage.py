@@ -87,9 +87,10 @@ class Stage:
             others = names_of(lambda loss: loss.guesses)
             loss = self.objective.loss
             raise AtclError(f"the loss {loss!r} has no form with pseudo-labels: use one of {others}")
-        if self.objective.views != 1 + len(self.views):
+        views = getattr(self.objective, "views", 1)
+        if views != 1 + len(self.views):
             raise AtclError(
-                f"{type(self.objective).__name__} uses {self.objective.views} views of each image, "
+                f"{type(self.objective).__name__} uses {views} views of each image, "
                 f"but the stage makes {1 + len(self.views)}: set views"
             )
         for epoch in range(1, self.epochs + 1):

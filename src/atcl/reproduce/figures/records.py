@@ -10,7 +10,7 @@ from atcl.core import journal
 from atcl.core.errors import AtclError, Notify
 from atcl.core.files import read_json
 from atcl.core.settings import from_data
-from atcl.recipes.schema import KINDS, Recipe
+from atcl.recipes.schema import Recipe, kinds
 from atcl.runs import layout
 
 Points = dict[int, float]  # epoch, counted through all stages -> value
@@ -104,7 +104,7 @@ def _of_result(path: Path) -> Iterator[Recorded]:
 
 def _recorded(data: Any, folder: Path) -> Recorded:
     records, observed = (tuple(journal.read(folder / name)) for name in (layout.JOURNAL, layout.ANALYSIS))
-    return Recorded(from_data(data["recipe"], KINDS), int(data["seed"]), folder, records, observed)
+    return Recorded(from_data(data["recipe"], kinds()), int(data["seed"]), folder, records, observed)
 
 
 def _number(value: Any, part: int | None) -> float:
