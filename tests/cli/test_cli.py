@@ -271,7 +271,7 @@ def test_an_interrupted_run_names_the_way_to_go_on_and_goes_on(
 
 @posix_only
 @pytest.mark.parametrize(
-    ("words", "first"), [("list recipes", "digits/warmup-pla "), ("--help", "Robust image classifiers")]
+    ("words", "first"), [("list recipes", "digits/warmup-pla "), ("--help", "Train robust image classifiers")]
 )
 def test_a_reader_that_leaves_early_is_no_error(words: str, first: str) -> None:
     command = f"{sys.executable} -m atcl {words} | head -n 1"
