@@ -150,11 +150,28 @@ def parse(
 
 
 def _summary(page: str, beside: Sequence[str]) -> str:
-    """Return the first block of an error page of tyro, with the closest option that may have been meant."""
+    """Return an error page of tyro as one line, with the closest option that may have been meant."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│|╭╮╰╯+ ") for line in page.splitlines()[1:]]
     grouped = itertools.groupby(lines, key=lambda line: not line.strip("─-"))
     blocks = [" ".join(block) for is_rule, block in grouped if not is_rule]
     remedy = next((block.split()[3] for block in blocks if block.startswith("Perhaps you meant")), None)
     unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", blocks[0])
     closer = meant(unknown[1], [*beside, *([remedy] if remedy else [])]) if unknown else ""
-    return blocks[0] + (closer or (f"; did you mean {remedy!r}?" if remedy else ""))
+    return _plain(blocks[0]) + (closer or (f"; did you mean {remedy!r}?" if remedy else ""))
+
+
+def _plain(message: str) -> str:
+    """Return a message of tyro in plain words; one of an unknown form stays as it is."""
+    if found := re.match(r"Unrecognized options: (--[^\s,]+)", message):
+        return f"unknown option {found[1]}"
+    if found := re.match(r"Missing from (.+?): \S+ (.+) \(required\)$", message):
+        return f"`{found[1]}` needs one more word: {found[2]}"
+    if found := re.match(r"Error parsing (--\S+): (.+)", message):
+        values = re.findall(r"'([^']*)'", found[2])
+        wanted = {"int()": "a whole number", "to float": "a number"}
+        kind = next((kind for words, kind in wanted.items() if words in found[2]), None)
+        if kind and values:
+            return f"{found[1]} takes {kind}, not {values[-1]!r}"
+        if values:
+            return f"{found[1]} does not take {' '.join(values)!r}"
+    return message
