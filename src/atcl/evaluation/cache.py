@@ -42,7 +42,7 @@ class EvaluationCache:
         records = [dict(header), *self.lines.values()]
         write_whole(self.path, journal.to_lines(records))  # drops a last line that was cut off
 
-    def verdict(self, name: str, number: int, images: int) -> Tensor | None:
+    def finished_batch(self, name: str, number: int, images: int) -> Tensor | None:
         """Return (n,) bool, which images of a batch are right; None where it is not evaluated yet."""
         line = self.lines.get((name, number))
         if line is None or line["images"] != images:
@@ -80,7 +80,7 @@ class EvaluationCache:
         for name in passes:
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
-                right = self.verdict(name, number, len(part))
+                right = self.finished_batch(name, number, len(part))
                 if right is None:
                     return None
                 standing[part] = right

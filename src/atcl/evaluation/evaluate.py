@@ -298,7 +298,7 @@ def withstood(
         for step, run in attack.passes.items():
             index = standing.nonzero()[:, 0]
             for number, part in enumerate(index.split(batch_size) if len(index) else ()):
-                right = cache.verdict(step, number, len(part))
+                right = cache.finished_batch(step, number, len(part))
                 if right is None:
                     began = time.perf_counter()
                     x, labels = as_float(test.x[part].to(device)), test.truth.labels[part].to(device)
