@@ -19,7 +19,7 @@ from tests import tiny
 BLIND = {
     name: recipe
     for name, recipe in tiny.RECIPES.items()
-    if not isinstance(recipe.labels, Ordinary) and not recipe.looks_at_test_truth
+    if not isinstance(recipe.labels, Ordinary) and not recipe.uses_test_truth
 }
 
 

@@ -135,7 +135,7 @@ def test_foreign_settings_are_refused() -> None:
 
 def test_the_one_use_of_test_truth_is_declared() -> None:
     drawn = [name for name in DATASETS if name not in RELEASES]
-    assert [name for name in RECIPES if recipe(name).looks_at_test_truth] == [
+    assert [name for name in RECIPES if recipe(name).uses_test_truth] == [
         f"{name}/two-stage-test-teacher" for name in drawn
     ]
 

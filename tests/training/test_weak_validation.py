@@ -173,7 +173,7 @@ def test_a_teacher_can_be_chosen_without_truth(tmp_path: Path) -> None:
     stages = (replace(plain.stages[0], epochs=6), replace(plain.stages[1], teacher="held_scel_natural"))
     wanted = replace(plain, stages=stages, holdout=0.3)
     assert wanted.needs == {"held"}
-    assert not wanted.looks_at_test_truth
+    assert not wanted.uses_test_truth
     run = train(
         wanted, out=tmp_path, problem=tiny.problem(plain.labels), build=tiny.TinyNet, execution=tiny.ON_CPU
     )

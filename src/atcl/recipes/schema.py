@@ -99,7 +99,7 @@ class Recipe:
         return {rule.on for rule in map(self.rule, range(len(self.stages))) if rule}
 
     @property
-    def looks_at_test_truth(self) -> bool:
+    def uses_test_truth(self) -> bool:
         """Whether weights depend on true labels of the test set: the paper chooses the teacher by them."""
         return any(rule and rule.on == "test" for rule in map(self.rule, range(len(self.stages) - 1)))
 
